@@ -7,7 +7,7 @@ comparison, and the WAL retained for the pipeline's slot.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -345,6 +345,9 @@ class SlotAdmin(Protocol):
     def drop(self, name: str, wait: float) -> None:
         """Drop a slot, waiting up to `wait` seconds for its reader. Raises SlotActive."""
 
+    def looking(self) -> AbstractContextManager[Callable[[], WalSample | None]]:
+        """Connect; each call takes a sample of the pipeline's slot, None if it is not readable."""
+
 
 class ComparisonSource(Protocol):
     """The source's side of a comparison. Every method raises SourceError."""
@@ -361,9 +364,6 @@ class ComparisonSource(Protocol):
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
         """The rows of a captured table that match its filter, in blocks: large_string columns, text as printed."""
 
-    def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
-        """All of them in one table, if they are few."""
-
     def unsummable_reason(self, relation: Relation) -> str:
         """Why the server cannot sum up hashes of the rows that silver should have; empty if it can."""
 
@@ -374,17 +374,7 @@ class ComparisonSource(Protocol):
         """What the slot still has of what the snapshot shows, after position `after`; None if it has a reader."""
 
 
-def join_blocks(blocks: Iterable[pa.Table], relation: Relation) -> pa.Table:
-    """Concatenate the blocks of a table."""
+def all_rows(source: ComparisonSource, relation: Relation, source_table: PublishedTable) -> pa.Table:
+    """The rows of `source.parts` in one table, if they are few."""
     empty = pa.schema([pa.field(name, pa.large_string()) for name in relation.names]).empty_table()
-    return pa.concat_tables([empty, *blocks])
-
-
-class RetainedWal(Protocol):
-    """The WAL that a slot retains."""
-
-    def looking(self) -> AbstractContextManager[Callable[[], WalSample | None]]:
-        """Connect; each call takes a sample, None without a readable slot. Raises SourceError."""
-
-    def drop(self, patience: float) -> None:
-        """Drop the slot after waiting up to `patience` seconds for its reader. Raises SourceError."""
+    return pa.concat_tables([empty, *source.parts(relation, source_table)])

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
-from cdc_lake.connectors.base import ComparisonSource, RetainedWal, SlotAdmin, SourceIntrospection
+from cdc_lake.connectors.base import ComparisonSource, SlotAdmin, SourceIntrospection
 from cdc_lake.connectors.open_stream import OpenStream
 from cdc_lake.connectors.snapshot_copy import Recopy
 from cdc_lake.control.snapshots import CopiedTable
@@ -105,17 +105,6 @@ def slot_care(project: Project) -> SlotAdmin:
     from cdc_lake.connectors.postgres.introspection import PostgresSlots  # noqa: PLC0415
 
     return PostgresSlots(project)
-
-
-def kept_wal(project: Project) -> RetainedWal:
-    """The WAL that the pipeline's server retains for its slot."""
-    if _of_family(project):
-        from cdc_lake.connectors.gaussdb.introspection import GaussDbRetainedWal  # noqa: PLC0415
-
-        return GaussDbRetainedWal(project)
-    from cdc_lake.connectors.postgres.adapter import PostgresRetainedWal  # noqa: PLC0415
-
-    return PostgresRetainedWal(project)
 
 
 def _of_family(project: Project) -> bool:

@@ -41,12 +41,11 @@ _LOOK = 0.2  # seconds between checks whether to give up
 
 
 class RateLimiter:
-    """Limits a copy to a number of rows and bytes per second."""
+    """Limits a copy to a number of rows and bytes per second; None: no limit."""
 
     def __init__(
         self, rows: int | None = None, size: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """None: no limit."""
         self._limits = rows, size
         self._clock = clock
         self._due = 0.0
@@ -79,14 +78,6 @@ class TableCopy(Generic[R]):
     parts: Sequence[Part[R]]
 
 
-@dataclass(frozen=True, slots=True)
-class CopyPoint:
-    """The position of copied rows: the name of their snapshot, and its position."""
-
-    snapshot: str
-    position: int
-
-
 class Stopped(Exception):
     """The copy was stopped before its end."""
 
@@ -96,34 +87,26 @@ def chunk_rows(limits: Snapshot) -> int:
     return min(limits.chunk_rows, limits.max_rows_per_second or limits.chunk_rows)
 
 
-def pace_of(limits: Snapshot) -> RateLimiter:
-    """The rate limit of a copy."""
-    return RateLimiter(limits.max_rows_per_second, limits.max_bytes_per_second)
-
-
-def expected_rows(facts: Iterable[TableFacts]) -> int | None:
-    """The planner's estimate of the tables' rows; None if there is none for one of them."""
-    rows = [fact.rows for fact in facts]
-    known_counts = [number for number in rows if number is not None]
-    return sum(known_counts) if len(known_counts) == len(rows) else None
-
-
 def copy_tables(
     copies: Sequence[TableCopy[R]],
     readers: Sequence[R],
     bronze: BronzeWriter,
-    point: CopyPoint,
+    snapshot: str,
+    position: int,
     stop: threading.Event,
     report: ProgressReporter,
-    expected: int | None = None,
-    pace: RateLimiter | None = None,
-    finished: Callable[[CopiedTable], None] | None = None,
+    limits: Snapshot,
+    facts: Iterable[TableFacts],
+    finished: Callable[[CopiedTable], None] = lambda _: None,
 ) -> tuple[CopiedTable, ...]:
-    """Copy tables as rows at a position, with readers of one thread each. Raises SourceError, LakeError, Stopped.
+    """Copy tables as rows at `position` of a snapshot, with readers of one thread each.
 
-    `expected`: the planner's estimate of all rows; `pace`: the rate limit; `finished`: called for each table that is
-    complete in bronze.
+    `facts`: of the tables, to estimate the rows; `finished`: called for each table that is complete in bronze. Raises
+    SourceError, LakeError, Stopped.
     """
+    estimates = [fact.rows for fact in facts]
+    expected = sum(rows or 0 for rows in estimates) if None not in estimates else None
+    pace = RateLimiter(limits.max_rows_per_second, limits.max_bytes_per_second)
     counts = [_Count(len(copy.parts)) for copy in copies]
     ordinal = chunk = 0
     copied_tables: dict[int, CopiedTable] = {}
@@ -133,22 +116,20 @@ def copy_tables(
         # an empty table gets a chunk without rows, so that its layout is known from the start
         part = _NOTHING if next_chunk is None and not count.left and not count.chunks else next_chunk
         if part is not None:
-            bronze.append_snapshot(point.snapshot, chunk, relation, part, ordinal, point.position)
+            bronze.append_snapshot(snapshot, chunk, relation, part, ordinal, position)
             failpoint(SNAPSHOT_CHUNK)
             ordinal, chunk = ordinal + len(part), chunk + 1
             count.rows, count.chunks = count.rows + len(part), count.chunks + 1
             report(
                 ProgressEvent("snapshot", f"copying {relation.table}", ordinal, _ahead_of(ordinal, expected), "rows")
             )
-            if pace is not None:
-                pace.took(len(part), part.nbytes, stop)
+            pace.took(len(part), part.nbytes, stop)
         over = next_chunk is None
         del next_chunk, part
         if over and not count.left:
             layout = bronze.as_landed(relation).layout
-            copied_tables[index] = CopiedTable(relation.table, layout, count.rows, count.chunks, point.position)
-            if finished is not None:
-                finished(copied_tables[index])
+            copied_tables[index] = CopiedTable(relation.table, layout, count.rows, count.chunks, position)
+            finished(copied_tables[index])
             of = pluralize(len(copies), "table")
             text = f"copied {relation.table}: {pluralize(count.rows, 'row')}, {len(copied_tables)} of {of}"
             total = ordinal if len(copied_tables) == len(copies) else _ahead_of(ordinal, expected)

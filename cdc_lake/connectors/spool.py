@@ -225,7 +225,7 @@ class Spool:
     """Creates stores (`decode.transaction.FrameStoreFactory`) and closes them at its exit.
 
     `at_most`: bytes on disk; `part`: see `FrameStoreFactory`, also the bytes in memory. `written` counts all bytes of
-    frames that were written to disk.
+    frames that were written to disk, `used` those on disk now, including those of prepared transactions.
     """
 
     def __init__(self, folder: Path, at_most: int, part: int) -> None:
@@ -233,7 +233,7 @@ class Spool:
         self._at_most = at_most
         self.part = part
         self._held = 0
-        self._used = self._parked = 0
+        self.used = self._parked = 0
         self._stores: set[SpooledFrames] = set()
         self._lock = threading.Lock()  # stores are closed by the thread that landed them
         self.written = 0
@@ -252,18 +252,13 @@ class Spool:
             self._stores.add(store)
         return store
 
-    @property
-    def used(self) -> int:
-        """Bytes on disk, including those of prepared transactions."""
-        return self._used
-
     def park(self, size: int, *, checked: bool = True) -> None:
         """Count bytes of prepared transactions, which are stored elsewhere. Raises SpoolFull if `checked`."""
         if checked:
             self._reserve(size)
         with self._lock:
             if not checked:
-                self._used += size
+                self.used += size
             self._parked += size
 
     def unpark(self, size: int) -> None:
@@ -290,8 +285,8 @@ class Spool:
     def _reserve(self, size: int) -> None:
         """Count bytes against the limit. Raises SpoolFull."""
         with self._lock:
-            if self._used + size <= self._at_most:
-                self._used += size
+            if self.used + size <= self._at_most:
+                self.used += size
                 return
         text = f"uncommitted transactions take more than {format_bytes(self._at_most)}"
         more = f", {format_bytes(self._parked)} of them prepared transactions" if self._parked else ""
@@ -300,7 +295,7 @@ class Spool:
     def give_back(self, size: int) -> None:
         """Release bytes on disk."""
         with self._lock:
-            self._used -= size
+            self.used -= size
 
     def forget(self, store: SpooledFrames) -> None:
         """Forget a closed store."""

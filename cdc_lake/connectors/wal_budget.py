@@ -111,8 +111,7 @@ def judge(
     if growth is not None and growth > 0 and most is not None:
         exceeded_in = max(0.0, (most - now.retained) / growth)
     used = max(
-        0.0 if most is None else now.retained / most,
-        0.0 if budget.max_age is None else 1000 * age / budget.max_age,
+        0.0 if most is None else now.retained / most, 0.0 if budget.max_age is None else 1000 * age / budget.max_age
     )
     rung = BudgetLevel.CALM
     for step, share in BEGINS.items():
@@ -268,8 +267,3 @@ class ApplyYield:
                 text = f"silver waits: {status.used:.0%} of the WAL budget is used, and bronze has priority"
             self._report(ProgressEvent("apply", text))
         return waits
-
-
-def never_yield() -> bool:
-    """For a run with a goal: its receiver is done before it applies."""
-    return False

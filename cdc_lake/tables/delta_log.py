@@ -43,12 +43,7 @@ def statistics(bounds: Bounds) -> str:
     if not bounds.columns:
         return json.dumps({"numRecords": bounds.rows})
     return json.dumps(
-        {
-            "numRecords": bounds.rows,
-            "minValues": bounds.low,
-            "maxValues": bounds.high,
-            "nullCount": bounds.nulls,
-        },
+        {"numRecords": bounds.rows, "minValues": bounds.low, "maxValues": bounds.high, "nullCount": bounds.nulls},
         ensure_ascii=False,
         default=_time,
     )
@@ -247,11 +242,7 @@ def submit(
 
     def call() -> None:
         table.create_write_transaction(
-            list(actions),
-            "append",
-            table.schema(),
-            commit_properties=properties,
-            post_commithook_properties=hooks,
+            list(actions), "append", table.schema(), commit_properties=properties, post_commithook_properties=hooks
         )
 
     return _run_commit(call, table.version(), mark, read)

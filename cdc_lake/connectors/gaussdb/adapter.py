@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
@@ -63,13 +63,10 @@ from cdc_lake.connectors.open_stream import (
 )
 from cdc_lake.connectors.snapshot_copy import (
     BackgroundCopies,
-    CopyPoint,
     Recopy,
     TableCopy,
     chunk_rows,
     copy_tables,
-    expected_rows,
-    pace_of,
 )
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.connectors.table_sync import last_members, named_tables
@@ -84,8 +81,7 @@ from cdc_lake.control.streams import (
     last_epoch,
     starts_over,
 )
-from cdc_lake.decode.change_batch import ChangeColumns
-from cdc_lake.decode.gaussdb.batches import RecordTransaction, TableFilter
+from cdc_lake.decode.gaussdb.batches import TableFilter
 from cdc_lake.decode.gaussdb.catalog_facts import GaussDbTableMetadata
 from cdc_lake.decode.gaussdb.columnar import tabulate
 from cdc_lake.decode.gaussdb.relations import RelationResolver
@@ -153,7 +149,8 @@ def start_stream(
     report: ProgressReporter,
 ) -> tuple[StreamCheckpoint, int]:
     """Start a stream; returns its state and the rows copied. Raises SourceError, LakeError, Stopped."""
-    tables = _checked_tables(project, start.session)
+    tables = catalog(project, start.session, captured_tables(project, start.session))
+    check_identities(tables, start.session.place)
     before = bronze.state()
     _clear_the_way(project, start, before, control, report)
     _intention(project, start.facts).record(control, last_epoch(before, control))
@@ -169,13 +166,6 @@ def start_stream(
         if project.pipeline.snapshot.copies:
             copied = _copy(project, start, snapshot, tables, bronze, state, stop, report)
     return state, finish_copy(control, state, copied, report)
-
-
-def _checked_tables(project: Project, session: WireSession) -> dict[TableName, GaussDbTableMetadata]:
-    """The captured tables, with their catalog facts. Raises NoTableMatches, NoReplicaIdentity."""
-    facts_by_table = catalog(project, session, captured_tables(project, session))
-    check_identities(facts_by_table, session.place)
-    return facts_by_table
 
 
 @contextmanager
@@ -254,10 +244,9 @@ def _copy(
     count = max(1, min(limits.parallelism, len(relations)))
     codec = sql_codec(project, start.facts.encoding)
     copies = [TableCopy(relation, (partial(GaussDbReader.read, relation=relation),)) for relation in relations]
-    point = CopyPoint(snapshot_id(state.epoch), state.upto)
-    expected = expected_rows(table_facts(start.session, list(tables)))
+    facts, name = table_facts(start.session, list(tables)), snapshot_id(state.epoch)
     with readers(lambda: start.dial("copy", False), snapshot, count, chunk_rows(limits), codec) as together:
-        return copy_tables(copies, together, bronze, point, stop, report, expected, pace_of(limits))
+        return copy_tables(copies, together, bronze, name, state.upto, stop, report, limits, facts)
 
 
 def _intention(project: Project, facts: GaussDbServerFacts) -> PendingSlot:
@@ -351,8 +340,7 @@ def open_family(
                 lambda: start_stream(project, start, bronze, control, stop, report), stop, report, patience
             )
         else:
-            existing_slot = find_slot(session, project.slot)
-            checked_slot = check_resume(project, session, facts, state, existing_slot)
+            checked_slot = check_resume(project, session, facts, state, find_slot(session, project.slot))
             if checked_slot.exact or not by_sql:  # SQL functions cannot start at an inexact position
                 rejoin = rejoining(bronze_reader(project), state, checked_slot)
         if facts.timeline:
@@ -393,14 +381,18 @@ def open_family(
             rejoin.then = partial(frames.confirm, state.confirm)
             frames, order = FailoverFrames(frames, rejoin), FailoverOrdering(order, rejoin, state)
         columns = partial(tabulate, hashing=opened.enter_context(HashingProcess()))
+
+        @cache
+        def own_layouts() -> RelationResolver:
+            """For repeated transactions, with a session of its own: the others belong to another thread."""
+            return _layouts(project, facts, dial("repeats", False), reader.latest_layouts(state.epoch), members)
+
         yield OpenStream(
             frames=frames,
             assembler=assembler,
             ordering=order,
             tabulate=by_policy(project, GaussDbFormat(layouts, project.family.slot.plugin, columns), report),
-            again=_Again(
-                lambda: _layouts(project, facts, dial("repeats", False), reader.latest_layouts(state.epoch), members)
-            ),
+            again=lambda batch: tabulate(batch, own_layouts()),
             domain=identity.domain,
             state=state,
             goal=goal,
@@ -426,21 +418,17 @@ def _standby(project: Project, everywhere: WireTarget, facts: GaussDbServerFacts
 
 
 def _check_fits(project: Project, session: WireSession, facts: GaussDbServerFacts) -> None:
-    """Raise if the server is not what the pipeline file says, or cannot be read as configured."""
+    """Raise if the server is not what the pipeline file says, or cannot be read as configured; OptionRefused if the
+    release does not support a setting, or not safely.
+    """
     check_server(facts, session.place)
     check_product(facts.version, project.family.type, session.place)
-    check_options(project, facts)
+    if refused := judge(project.family, release_of(facts.version)):
+        first, more = refused[0], f" (and {len(refused) - 1} more: `cdc-lake check`)" if len(refused) > 1 else ""
+        raise OptionRefused(f"{first.summary}{more}", where=project.family.place, hint=first.remedy)
     if project.family.decoding_mode is Mode.PARALLEL:
         with connect(replace(session.target, settings={})) as bare:
             check_printing(bare)
-
-
-def check_options(project: Project, facts: GaussDbServerFacts) -> None:
-    """Raise OptionRefused if the release does not support a setting, or not safely."""
-    refused = judge(project.family, release_of(facts.version))
-    if refused:
-        first, more = refused[0], f" (and {len(refused) - 1} more: `cdc-lake check`)" if len(refused) > 1 else ""
-        raise OptionRefused(f"{first.summary}{more}", where=project.family.place, hint=first.remedy)
 
 
 def check_resume(
@@ -496,7 +484,6 @@ def _goal(project: Project, session: WireSession, domain: OrderDomain) -> int:
     if source.slot_order == "csn" or (domain is OrderDomain.LSN and source.decoding_mode is Mode.PARALLEL):
         # the stream omits numbers, or keepalives have no CSN: a transaction of this database has to pass the
         # goal, and one that only takes an id does
-        # pass the goal, and one that only takes an id does
         session.query("SELECT txid_current()", doing="passing the goal of this run")
     return goal
 
@@ -516,19 +503,6 @@ def _order(
         empty=state.empty,
         recorded=recorded_gaps(control, reader, state),
     )
-
-
-class _Again:
-    """Makes columns of repeated transactions, with its own layouts and session: the others belong to another thread."""
-
-    def __init__(self, layouts: Callable[[], RelationResolver]) -> None:
-        self._make_layouts = layouts
-        self._layouts: RelationResolver | None = None
-
-    def __call__(self, batch: Sequence[RecordTransaction]) -> ChangeColumns:
-        if self._layouts is None:
-            self._layouts = self._make_layouts()
-        return tabulate(batch, self._layouts)
 
 
 def _layouts(

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.contract import SNAPSHOT, BronzeWriter, StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.connectors.base import join_blocks
 from cdc_lake.connectors.gaussdb.adapter import check_resume, server_facts
 from cdc_lake.connectors.gaussdb.decoding import (
     assembler_of,
@@ -35,7 +34,7 @@ from cdc_lake.connectors.gaussdb.decoding import (
 )
 from cdc_lake.connectors.gaussdb.decoding import tables as table_facts
 from cdc_lake.connectors.open_stream import sql_codec
-from cdc_lake.connectors.snapshot_copy import CopyPoint, TableCopy, chunk_rows, copy_tables, expected_rows, pace_of
+from cdc_lake.connectors.snapshot_copy import TableCopy, chunk_rows, copy_tables
 from cdc_lake.control.snapshots import CopiedTable, copy_name
 from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
 from cdc_lake.decode.gaussdb.batches import RecordTransaction
@@ -73,11 +72,7 @@ class CsnSnapshotPredicate:
 
     csn: int
     position: int
-
-    @property
-    def column(self) -> str:
-        """The column of bronze's COMMIT rows with the number: xid or csn."""
-        return "csn"
+    column = "csn"
 
     def shows(self, number: int, _position: int) -> bool:
         """Whether it shows the transaction with this number, committed at a position of the stream's order domain."""
@@ -137,10 +132,6 @@ class GaussDbComparison:
             sent = self._reading.copy_out(csv_statement(query), doing=f"reading {source_table.table}")
             yield from csv_tables(sent, relation, codec)
 
-    def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
-        """All of them in one table, if they are few."""
-        return join_blocks(self.parts(relation, source_table), relation)
-
     def unsummable_reason(self, relation: Relation) -> str:
         """Why the server cannot sum up hashes: the output of `concat` is not verified for all versions of the
         family.
@@ -171,7 +162,8 @@ class GaussDbComparison:
             codec = codec_of(self._project, self._facts.encoding)
             layouts = RelationResolver(known, codec, type_names=known.type_names)
             pending: list[PendingTransaction] = []
-            wanted = _Wanted(shown, after, every=self._domain is OrderDomain.CSN and not self._by_csn)
+            every = self._domain is OrderDomain.CSN and self._project.family.slot_order != "csn"
+            wanted = _Wanted(shown, after, every=every)
             deadline = time.monotonic() + PATIENCE
             while not wanted.is_reached(frames.keepalive_end):
                 if time.monotonic() > deadline:
@@ -212,10 +204,6 @@ class GaussDbComparison:
             f"slot `{self._project.slot}` has a transaction that cannot be decoded: {error.message} "
             f"({error.code}, in {error.where})"
         )
-
-    @property
-    def _by_csn(self) -> bool:
-        return self._project.family.slot_order == "csn"
 
 
 class _Wanted:
@@ -289,12 +277,11 @@ def copy_family(
     """Copy tables of the stream; returns the copy's name. Raises CopyUnplaced, SourceError, LakeError, StateError."""
     if StreamIdentity.parse(state.stream).domain is not OrderDomain.CSN:
         raise CopyUnplaced("the stream is ordered by LSN, but a snapshot of this server has its position by CSN")
-    limits = project.pipeline.snapshot
     target, application = target_of(project.family, project.root), f"cdc_lake {project.name} copy"
     with closing(connect(target, application=application, on_open=opened)) as session:
         facts, _ = check_source(project, session, state, opened)
         carried_tables = [table for table in captured_tables(project, session) if table in set(tables)]
-        expected = expected_rows(table_facts(session, carried_tables))
+        table_sizes = table_facts(session, carried_tables)
         with _take_free_snapshot(project, session, state, control, carried_tables) as snapshot:
             position = snapshot.csn.value - 1
             report(
@@ -303,9 +290,11 @@ def copy_family(
             layouts = RelationResolver(catalog(project, session, carried_tables).get)
             relations = [layouts.relation_of(table) for table in carried_tables]
             copies = [TableCopy(relation, (partial(GaussDbReader.read, relation=relation),)) for relation in relations]
-            reader = GaussDbReader(session, chunk_rows(limits), sql_codec(project, facts.encoding))
-            point = CopyPoint(copy_name(state, position), position)
-            return point.snapshot, copy_tables(copies, [reader], bronze, point, stop, report, expected, pace_of(limits))
+            reader = GaussDbReader(session, chunk_rows(project.pipeline.snapshot), sql_codec(project, facts.encoding))
+            name = copy_name(state, position)
+            return name, copy_tables(
+                copies, [reader], bronze, name, position, stop, report, project.pipeline.snapshot, table_sizes
+            )
 
 
 @contextmanager

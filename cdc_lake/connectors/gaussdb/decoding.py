@@ -15,7 +15,7 @@ such a copy: an added table begins with its changes, and one that is added again
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from cdc_lake.bronze.contract import StreamCheckpoint
@@ -71,15 +71,6 @@ Dial = Callable[[str, bool], WireSession]
 """Opens a session: its purpose, and whether it is for replication."""
 
 
-def style_of(project: Project) -> tuple[Style, bool]:
-    """The format of the stream: its style, and whether it has batches."""
-    source = project.family
-    if source.decoding_mode is not Mode.PARALLEL:
-        return Style.SERIAL, False
-    options = effective_options(source)
-    return Style(options["decode-style"][0]), as_number(options["sending-batch"]) == 1
-
-
 def codec_of(project: Project, encoding: str) -> Codec:
     """The codec of the stream, with the pipeline's policy. Raises UnknownEncoding.
 
@@ -101,15 +92,16 @@ def assembler_of(
 
     `frames` makes stores for large transactions; None: all are in memory. `captured` filters rows; None: no filter.
     """
-    style, batch = style_of(project)
-    by_csn = project.family.slot_order == "csn"
-    codec = codec_of(project, encoding)
+    style, batch = Style.SERIAL, False
+    if project.family.decoding_mode is Mode.PARALLEL:
+        options = effective_options(project.family)
+        style, batch = Style(options["decode-style"][0]), as_number(options["sending-batch"]) == 1
     return GaussDbAssembler(
         style,
         batch=batch,
         domain=domain,
-        codec=codec,
-        confirms_csn=by_csn,
+        codec=codec_of(project, encoding),
+        confirms_csn=project.family.slot_order == "csn",
         keeps=lands(project),
         note=note,
         frames=frames,
@@ -133,10 +125,8 @@ def tables_of(raw: RecordTransaction, layouts: RelationResolver) -> frozenset[Ta
 
 def sends_more(project: Project) -> bool:
     """Whether the server sends rows of tables that are not captured: a white list cannot express all patterns."""
-    patterns = project.family.tables
-    listed = effective_options(project.family).get("white-table-list")
-    everything = (listed or "*.*").split(",")
-    return set(everything) != set(patterns)
+    listed = effective_options(project.family).get("white-table-list") or "*.*"
+    return set(listed.split(",")) != set(project.family.tables)
 
 
 def frames_of(
@@ -209,7 +199,10 @@ def session_of(project: Project) -> Iterator[WireSession]:
 def limits(session: WireSession) -> GaussDbLimits:
     """The server's facts and limits. Raises SourceError."""
     slots = _row(session, "SELECT count(*) FROM pg_replication_slots", "counting the slots")[0]
-    return GaussDbLimits(read_settings(session), int(slots or 0), _senders(session))
+    settings, senders = read_settings(session), None
+    with suppress(QueryRefused, SourcePermission):  # restricted to administrators in some products
+        senders = int(_row(session, "SELECT count(*) FROM pg_stat_replication", "counting the WAL senders")[0] or 0)
+    return GaussDbLimits(settings, int(slots or 0), senders)
 
 
 def role(session: WireSession) -> GaussDbRole:
@@ -271,14 +264,6 @@ def _right(session: WireSession, row: dict[str, str | None], doing: str) -> str 
     return "as a member of gs_role_replication" if member and member[0][0] == "t" else None
 
 
-def _senders(session: WireSession) -> int | None:
-    try:
-        row = _row(session, "SELECT count(*) FROM pg_stat_replication", "counting the WAL senders")
-    except (QueryRefused, SourcePermission):
-        return None  # restricted to administrators in some products
-    return int(row[0] or 0)
-
-
 def _row(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:
     rows = session.query(sql, doing=doing).rows
     if len(rows) != 1:
@@ -287,20 +272,13 @@ def _row(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:
 
 
 def family_changes(
-    project: Project, session: WireSession, state: StreamCheckpoint, control: ControlTables
-) -> TableChanges:
-    """Compare the tables of the stream with the source. Raises SourceError, LakeError."""
-    return _changes(project, session, tables_in_database(session), state, control)
-
-
-def _changes(
     project: Project,
     session: WireSession,
     existing_tables: Mapping[TableName, int],
     state: StreamCheckpoint,
     control: ControlTables,
 ) -> TableChanges:
-    """`existing_tables`: OIDs of the tables of the database."""
+    """Compare the tables of the stream with those of the database, by OID. Raises SourceError, LakeError."""
     table_courses, members = courses(control.snapshots(), state.stream), last_members(control, state)
     try:
         chosen = select_tables(project.family.tables, sorted(existing_tables))
@@ -334,7 +312,7 @@ def settle_family(
     `ends`: a position at or after everything committed by now. Raises SourceError, LakeError.
     """
     existing_tables = tables_in_database(session)
-    changes = _changes(project, session, existing_tables, state, control)
+    changes = family_changes(project, session, existing_tables, state, control)
     placed = copies_have_a_place(state)
     leave(changes, changes.waiting if placed else changes.moved, control, state, report, ends)
     for table in sorted(changes.moved):

@@ -8,7 +8,7 @@ a CSN.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -57,17 +57,16 @@ from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.base import Kind, StreamIdentity, domain_of, format_stream_position
 from cdc_lake.source.gaussdb import slot
-from cdc_lake.source.gaussdb.catalog import check_identities
+from cdc_lake.source.gaussdb.catalog import check_identities, tables_in_database
 from cdc_lake.source.gaussdb.server import (
     GaussDbServerFacts,
-    GaussDbSettings,
     check_product,
     check_server,
     current_lsn,
     read_settings,
     target_of,
 )
-from cdc_lake.source.gaussdb.slot import GaussDbSlotFacts, drop_slot_when_free, find_slot
+from cdc_lake.source.gaussdb.slot import GaussDbSlotFacts, find_slot
 from cdc_lake.source.gaussdb.snapshot import csn_now, exports_csn
 from cdc_lake.source.gaussdb.wire.session import WireSession, connect
 from cdc_lake.tables.control_tables import control_tables
@@ -106,7 +105,7 @@ class GaussDbIntrospection:
         if facts is None:
             return None
         return SlotSeen(
-            confirmed=format_position(facts.confirmed, facts.order) if facts.confirmed is not None else None,
+            confirmed=_confirmed_text(facts),
             retained=retained_wal_bytes(facts, current_lsn(self._session)),
             read_by="a receiver" if facts.active else None,
             lost="it has no confirmed position" if facts.confirmed is None else None,
@@ -121,7 +120,10 @@ class GaussDbIntrospection:
         if is_complete(held, control_tables(self._project)):
             check_resume(self._project, self._session, facts, held, existing_slot)
             yield self._resume(held)
-            yield from self._came(held)
+            if copies_have_a_place(held):
+                existing, control = tables_in_database(self._session), control_tables(self._project)
+                changes = family_changes(self._project, self._session, existing, held, control)
+                yield from copies(self._project, tables(self._session, changes.waiting))
         else:
             names = self.tables()
             check_identities(catalog(self._project, self._session, names), self._session.place)
@@ -154,12 +156,6 @@ class GaussDbIntrospection:
         kind = f"{source.slot.plugin}, in {source.slot_order.upper()} order"
         text = f"{again}create slot `{project.slot}` ({kind}); {order_in_words(order)}"
         return Action(ActionKind.CREATE_SLOT, project.slot, text)
-
-    def _came(self, state: StreamCheckpoint) -> Iterator[Action]:
-        """The copies of tables that were added to `source.tables`."""
-        if copies_have_a_place(state):
-            changes = family_changes(self._project, self._session, state, control_tables(self._project))
-            yield from copies(self._project, tables(self._session, changes.waiting))
 
     def _resume(self, state: StreamCheckpoint) -> Action:
         slot = self._project.slot
@@ -207,79 +203,10 @@ def order_in_words(order: OrderDomain | None) -> str:
 
 def _decode(project: Project) -> Action:
     source = project.family
-    how: Sequence[str] = [f"{name}={value}" for name, value in effective_options(source).items()]
+    how = [f"{name}={value}" for name, value in effective_options(source).items()]
     words = {Mode.SQL: "by SQL functions", Mode.SERIAL: "serially", Mode.PARALLEL: "in parallel"}
     text = f"decode {words[source.decoding_mode]} with {', '.join(how)}"
     return Action(ActionKind.DECODE, project.slot, text, changes=False)
-
-
-@dataclass(frozen=True, slots=True)
-class GaussDbRetainedWal:
-    """The WAL that a server of the GaussDB family retains for the pipeline's slot (implements `RetainedWal`)."""
-
-    project: Project
-
-    @contextmanager
-    def looking(self) -> Iterator[Callable[[], WalSample | None]]:
-        """Connect; each call takes a sample, None without a readable slot."""
-        with session_of(self.project) as session:
-
-            def sample_wal() -> WalSample | None:
-                found = find_slot(session, self.project.slot)
-                if found is None or found.confirmed is None:
-                    return None
-                log_end = current_lsn(session)
-                kept = retained_wal_bytes(found, log_end)
-                if kept is None:
-                    return None
-                in_bytes = found.order is OrderDomain.LSN
-                end = log_end.value if in_bytes else csn_now(session).value - 1
-                return WalSample(time.time(), end, found.confirmed, kept, in_bytes=in_bytes)
-
-            yield sample_wal
-
-    def drop(self, patience: float) -> None:
-        """Drop the slot after waiting up to `patience` seconds for its reader."""
-        with connect(target_of(self.project.family, self.project.root)) as session:
-            drop_slot_when_free(session, self.project.slot, patience)
-
-
-def details(
-    project: Project,
-    session: WireSession,
-    settings: GaussDbSettings,
-    facts: GaussDbSlotFacts,
-    view: SlotView,
-    end: Lsn,
-    state: StreamCheckpoint | None,
-) -> SlotDetails:
-    """Details of the slot of `facts` and `view`; the WAL ends at `end`. Raises SourceError."""
-    bronze = beside_bronze(state, facts.confirmed, facts.order) if view.own else None
-    return SlotDetails(
-        pipeline=project.name,
-        source=session.place,
-        server=str(settings.version),
-        slot=view,
-        order=facts.order.value,
-        read_by="a receiver, whose process the server does not name" if facts.active else None,
-        inactive_since=None,
-        restart=None if facts.restart is None else str(facts.restart),
-        log_end=str(end),
-        wal_status=None,
-        invalidation=None,
-        conflicting=None,
-        catalog_xmin=facts.catalog_xmin,
-        catalog_age=None,
-        synced=None,
-        two_phase=None,
-        two_phase_at=None,
-        counters=None,
-        bronze=bronze,
-        threats=(
-            *(_for_the_pipeline(project, session, facts, state) if view.own else ()),
-            *_threats(facts, bronze, own=view.own),
-        ),
-    )
 
 
 def _for_the_pipeline(
@@ -339,7 +266,33 @@ class GaussDbSlots:
             if facts is None:
                 return None
             view = self._view(facts, retained_wal_bytes(facts, end), logged=settings.slots_logged)
-            return details(self.project, session, settings, facts, view, end, state())
+            have = state()
+            bronze = beside_bronze(have, facts.confirmed, facts.order) if view.own else None
+            return SlotDetails(
+                pipeline=self.project.name,
+                source=session.place,
+                server=str(settings.version),
+                slot=view,
+                order=facts.order.value,
+                read_by="a receiver, whose process the server does not name" if facts.active else None,
+                inactive_since=None,
+                restart=None if facts.restart is None else str(facts.restart),
+                log_end=str(end),
+                wal_status=None,
+                invalidation=None,
+                conflicting=None,
+                catalog_xmin=facts.catalog_xmin,
+                catalog_age=None,
+                synced=None,
+                two_phase=None,
+                two_phase_at=None,
+                counters=None,
+                bronze=bronze,
+                threats=(
+                    *(_for_the_pipeline(self.project, session, facts, have) if view.own else ()),
+                    *_threats(facts, bronze, own=view.own),
+                ),
+            )
 
     def advance(self, state: Callable[[], StreamCheckpoint], upto: int | None) -> SlotAdvanced:
         """Advance the pipeline's slot to what bronze has. Raises NotForThisSource for a slot in CSN order."""
@@ -366,6 +319,25 @@ class GaussDbSlots:
         """Drop a slot, waiting up to `wait` seconds for its reader."""
         with connect(target_of(self.project.family, self.project.root)) as session:
             slot.drop_slot_when_free(session, name, wait)
+
+    @contextmanager
+    def looking(self) -> Iterator[Callable[[], WalSample | None]]:
+        """Connect; each call takes a sample of the pipeline's slot, None if it is not readable."""
+        with session_of(self.project) as session:
+
+            def sample_wal() -> WalSample | None:
+                facts = slot.find_slot(session, self.project.slot)
+                if facts is None or facts.confirmed is None:
+                    return None
+                log_end = current_lsn(session)
+                retained = retained_wal_bytes(facts, log_end)
+                if retained is None:
+                    return None
+                in_bytes = facts.order is OrderDomain.LSN
+                end = log_end.value if in_bytes else csn_now(session).value - 1
+                return WalSample(time.time(), end, facts.confirmed, retained, in_bytes=in_bytes)
+
+            yield sample_wal
 
     def _view(self, facts: slot.GaussDbSlotFacts, wal_bytes: int | None, *, logged: bool) -> SlotView:
         """`logged`: standbys have the slots too."""

@@ -9,12 +9,8 @@ must not.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
@@ -31,13 +27,12 @@ from cdc_lake.connectors.postgres.decoding import (
     reading_of,
     stream_options,
 )
-from cdc_lake.connectors.postgres.server_checks import SessionFactory, check_resume, reading, session_of
+from cdc_lake.connectors.postgres.server_checks import SessionFactory, check_resume, session_of
 from cdc_lake.connectors.postgres.snapshot import settle_tables
 from cdc_lake.connectors.prepared_transactions import PreparedTransactions, forget, prepared_files
 from cdc_lake.connectors.snapshot_copy import BackgroundCopies, PeriodicTask, Recopy
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.connectors.table_sync import last_members
-from cdc_lake.connectors.wal_budget import WalSample
 from cdc_lake.control.streams import is_complete
 from cdc_lake.errors import CdcLakeError, Retry
 from cdc_lake.model.position import Lsn, OrderDomain
@@ -56,7 +51,6 @@ from cdc_lake.source.postgres.server import (
     holders_named,
     identify,
     wait_for_locks,
-    wal_position,
 )
 from cdc_lake.source.postgres.slot_peek import MissingPrepareProbe
 from cdc_lake.source.postgres.stream import PostgresSlotFunctions, PostgresStream
@@ -133,17 +127,17 @@ def open_postgres(
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
         prepared = _prepared_transactions(project, spool, state, session, facts, frames)
         members = last_members(control, state)
-        reading = reading_of(
+        assembler, tabulate, again = reading_of(
             project, session, lambda: dial("layouts"), state, report, spool, hashing, prepared, members
         )
         after = format_stream_position(state.stream, state.upto)
         report(ProgressEvent("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         yield OpenStream(
             frames=frames,
-            assembler=reading.assembler,
+            assembler=assembler,
             ordering=CommitLsnOrdering(),
-            tabulate=reading.tabulate,
-            again=reading.again,
+            tabulate=tabulate,
+            again=again,
             domain=OrderDomain.LSN,
             state=state,
             goal=target,
@@ -201,57 +195,21 @@ def _start(
     return PostgresStream(replication, project.slot, options, state.confirm, status_interval=interval, silence=silence)
 
 
-class Heartbeat:
-    """Sends heartbeats while it is entered; a refusal is reported once."""
+def heartbeat(project: Project, every: int, report: ProgressReporter) -> PeriodicTask[Session]:
+    """Sends heartbeats, every so many milliseconds; a refusal is reported once."""
+    refused = False
 
-    def __init__(self, project: Project, every: int, report: ProgressReporter) -> None:
-        self._report = report
-        self._refused = False
-        self._rounds = PeriodicTask(
-            "cdc-lake-heartbeat",
-            lambda: every / 1000,
-            lambda: session_of(project, application=f"cdc_lake {project.name} heartbeat"),
-            beat,
-            self._on_failure,
-        )
+    def report_refusal(error: CdcLakeError) -> None:
+        """The receiver reports a server that is unavailable."""
+        nonlocal refused
+        if error.retry is Retry.NEVER and not refused:
+            refused = True
+            report(ProgressEvent("warning", f"heartbeat failed: {error.message}", facts={"code": error.code}))
 
-    def __enter__(self) -> Self:
-        self._rounds.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._rounds.__exit__(kind, error, trace)
-
-    def _on_failure(self, error: CdcLakeError) -> None:
-        """Report a server that refuses; the receiver reports one that is unavailable."""
-        if error.retry is Retry.NEVER and not self._refused:
-            self._refused = True
-            self._report(ProgressEvent("warning", f"heartbeat failed: {error.message}", facts={"code": error.code}))
-
-
-@dataclass(frozen=True, slots=True)
-class PostgresRetainedWal:
-    """The WAL that a PostgreSQL retains for the pipeline's slot (implements `RetainedWal`)."""
-
-    project: Project
-
-    @contextmanager
-    def looking(self) -> Iterator[Callable[[], WalSample | None]]:
-        """Connect; each call takes a sample, None without a readable slot."""
-        with reading(self.project) as session:
-
-            def sample_wal() -> WalSample | None:
-                found = slot.find_slot(session, self.project.slot)
-                if found is None or found.retained is None or found.confirmed is None:
-                    return None
-                end = wal_position(session).value
-                return WalSample(time.time(), end, found.confirmed.value, found.retained, found.safe)
-
-            yield sample_wal
-
-    def drop(self, patience: float) -> None:
-        """Drop the slot after waiting up to `patience` seconds for its reader."""
-        with session_of(self.project, replication=self.project.postgres.streams) as session:
-            slot.drop_slot_when_free(session, self.project.slot, patience)
+    return PeriodicTask(
+        "cdc-lake-heartbeat",
+        lambda: every / 1000,
+        lambda: session_of(project, application=f"cdc_lake {project.name} heartbeat"),
+        beat,
+        report_refusal,
+    )

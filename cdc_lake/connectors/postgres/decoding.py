@@ -6,7 +6,7 @@ The publication selects the tables, or the patterns of `tables` with a plugin th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -103,15 +103,6 @@ def layout_now(project: Project, session: Session, table: TableName) -> Relation
     return None if columns is None else relation_of(session, table, columns)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamDecoding:
-    """What makes transactions and columns; `again`: those of repeated transactions."""
-
-    assembler: TransactionAssembler
-    tabulate: Tabulate
-    again: Tabulate
-
-
 def plugin_options(project: Project) -> Mapping[str, str]:
     """The plugin options that are always set: enough to see which transactions exist."""
     return message_options(project.publication) if by_publication(project) else LINE_OPTIONS
@@ -163,22 +154,29 @@ def reading_of(
     hashing: Hashing,
     prepared_storage: PreparedStorage | None = None,
     members: Mapping[str, Member] = MappingProxyType({}),
-) -> StreamDecoding:
-    """How the pipeline's stream is read. `session` resolves relations; `layouts` opens another session for lines.
+) -> tuple[TransactionAssembler, Tabulate, Tabulate]:
+    """What makes transactions, columns, and columns of repeated transactions.
+
+    `session` resolves relations; `layouts` opens another session for lines.
 
     `frames` makes stores for large transactions. `prepared_storage` stores prepared ones, with two-phase decoding.
     `hashing` makes digests of large chunks. `members`: see `connectors.table_sync`.
     """
     if by_publication(project):
         asked = project.postgres.decoding.messages
+
+        def course(table: str) -> TableTimeline | None:
+            return courses(control_tables(project).snapshots(), state.stream).get(table)
+
+        def warn(text: str) -> None:
+            report(ProgressEvent("warning", text))
+
         assembler = Assembler(
-            WatchedCatalog(session, project.publication, members, partial(_course, project, state.stream)),
+            WatchedCatalog(session, project.publication, members, course),
             keeps=lands(project),
             # redaction drops all messages, so nothing would remain of one outside of transactions
             messages=asked and not project.pipeline.bronze.redact,
-            ddl_messages=DdlMessages(bronze_reader(project).latest_layouts(state.epoch), partial(_warn, report))
-            if asked
-            else None,
+            ddl_messages=DdlMessages(bronze_reader(project).latest_layouts(state.epoch), warn) if asked else None,
             frames=frames,
             prepared_storage=prepared_storage,
             landed=state.upto,
@@ -186,12 +184,8 @@ def reading_of(
         )
         decoded = PgoutputFormat(partial(tabulate, in_hex=in_hex(project), hashing=hashing))
         columns = by_policy(project, decoded, report)
-        return StreamDecoding(assembler, columns, columns)
+        return assembler, columns, columns
     return _of_lines(project, layouts(), state, report, frames, hashing, prepared_storage, named_tables(members))
-
-
-def _course(project: Project, stream: str, table: str) -> TableTimeline | None:
-    return courses(control_tables(project).snapshots(), stream).get(table)
 
 
 def _landed_layouts(project: Project, state: StreamCheckpoint) -> Landed:
@@ -205,10 +199,6 @@ def _landed_layouts(project: Project, state: StreamCheckpoint) -> Landed:
     return last_layout
 
 
-def _warn(report: ProgressReporter, text: str) -> None:
-    report(ProgressEvent("warning", text))
-
-
 def _of_lines(
     project: Project,
     session: Session,
@@ -218,7 +208,7 @@ def _of_lines(
     hashing: Hashing,
     prepared_storage: PreparedStorage | None,
     members: Mapping[TableName, tuple[int, str]],
-) -> StreamDecoding:
+) -> tuple[TransactionAssembler, Tabulate, Tabulate]:
     """Lines name tables, columns and types themselves; the catalog provides the rest."""
     print_whole_names(session)
     codec = codec_by_name(project, _encoding(project, session))
@@ -238,15 +228,9 @@ def _of_lines(
         )
 
     again, columns = make_layouts(), partial(tabulate_lines, hashing=hashing)
-    return StreamDecoding(
-        LineAssembler(
-            codec,
-            takes_table,
-            keeps=lands(project),
-            frames=frames,
-            prepared_storage=prepared_storage,
-            landed=state.upto,
-        ),
+    keeps, landed = lands(project), state.upto
+    return (
+        LineAssembler(codec, takes_table, keeps=keeps, frames=frames, prepared_storage=prepared_storage, landed=landed),
         by_policy(project, GaussDbFormat(make_layouts(), project.postgres.slot.plugin, columns), report),
         lambda batch: tabulate_lines(batch, again),
     )

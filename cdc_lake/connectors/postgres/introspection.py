@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ from cdc_lake.connectors.postgres.server_checks import (
     tables,
 )
 from cdc_lake.connectors.postgres.snapshot import alterable, check_filters, check_maker, table_changes
+from cdc_lake.connectors.wal_budget import WalSample
 from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.snapshots import finished_tables
 from cdc_lake.control.streams import is_complete, starts_over
@@ -206,42 +208,6 @@ def postgres_view(project: Project) -> Iterator[PostgresIntrospection]:
         yield PostgresIntrospection(project, session)
 
 
-_BOUND = "; a bound: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'"
-
-
-def details(
-    project: Project, session: Session, facts: slot.SlotFacts, view: SlotView, state: StreamCheckpoint | None
-) -> SlotDetails | None:
-    """Details of the slot of `facts` and `view`; None if it was dropped meanwhile. Raises SourceError."""
-    more, counters = slot_extras(session, facts.name), slot.slot_counters(session, facts.name)
-    if more is None:
-        return None
-    confirmed = None if facts.confirmed is None else facts.confirmed.value
-    bronze = beside_bronze(state, confirmed, OrderDomain.LSN) if view.own else None
-    return SlotDetails(
-        pipeline=project.name,
-        source=project.postgres.place,
-        server=str(limits(session, project.postgres).product),
-        slot=view,
-        order=OrderDomain.LSN.value,
-        read_by=_reader(facts, more),
-        inactive_since=more.inactive_since,
-        restart=None if facts.restart is None else str(facts.restart),
-        log_end=str(_end(session)),
-        wal_status=facts.wal_status,
-        invalidation=facts.invalidation,
-        conflicting=more.conflicting,
-        catalog_xmin=more.catalog_xmin,
-        catalog_age=more.catalog_age,
-        synced=more.synced,
-        two_phase=facts.two_phase,
-        two_phase_at=more.two_phase_at,
-        counters=counters,
-        bronze=bronze,
-        threats=tuple(_threats(project, facts, more, counters, bronze, state)),
-    )
-
-
 def read_for_moments(project: Project, facts: slot.SlotFacts) -> bool:
     """Whether the slot is the pipeline's own and is read by polling, for moments only."""
     return facts.name == project.slot and project.postgres.mode == "polling"
@@ -325,7 +291,8 @@ def _at_the_server(facts: slot.SlotFacts, more: SlotStatistics, *, own: bool, po
     yield from _retention_threats(facts, more)
     if facts.active_pid is None and not polled:
         if more.keep_size is None:
-            yield unbounded_threat(own=own, bound=_BOUND)
+            bound = "; a bound: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'"
+            yield unbounded_threat(own=own, bound=bound)
         if more.idle_timeout is not None:
             since = (
                 ""
@@ -391,11 +358,39 @@ class PostgresSlots:
 
     def inspect(self, name: str, state: Callable[[], StreamCheckpoint | None]) -> SlotDetails | None:
         """Everything about one slot; `state`: what bronze has, read after it, because receivers land first."""
-        with reading(self.project) as session:
+        project = self.project
+        with reading(project) as session:
             facts = slot.find_slot(session, name)
             if facts is None:
                 return None
-            return details(self.project, session, facts, _view(self.project, facts), state())
+            view, have = _view(project, facts), state()
+            more, counters = slot_extras(session, name), slot.slot_counters(session, name)
+            if more is None:  # it was dropped meanwhile
+                return None
+            confirmed = None if facts.confirmed is None else facts.confirmed.value
+            bronze = beside_bronze(have, confirmed, OrderDomain.LSN) if view.own else None
+            return SlotDetails(
+                pipeline=project.name,
+                source=project.postgres.place,
+                server=str(limits(session, project.postgres).product),
+                slot=view,
+                order=OrderDomain.LSN.value,
+                read_by=_reader(facts, more),
+                inactive_since=more.inactive_since,
+                restart=None if facts.restart is None else str(facts.restart),
+                log_end=str(_end(session)),
+                wal_status=facts.wal_status,
+                invalidation=facts.invalidation,
+                conflicting=more.conflicting,
+                catalog_xmin=more.catalog_xmin,
+                catalog_age=more.catalog_age,
+                synced=more.synced,
+                two_phase=facts.two_phase,
+                two_phase_at=more.two_phase_at,
+                counters=counters,
+                bronze=bronze,
+                threats=tuple(_threats(project, facts, more, counters, bronze, have)),
+            )
 
     def advance(self, state: Callable[[], StreamCheckpoint], upto: int | None) -> SlotAdvanced:
         """Advance the pipeline's slot to what bronze has; `state` is read after the slot."""
@@ -417,6 +412,20 @@ class PostgresSlots:
         """Drop a slot, waiting up to `wait` seconds for its reader."""
         with session_of(self.project, replication=self.project.postgres.streams) as session:
             slot.drop_slot_when_free(session, name, wait)
+
+    @contextmanager
+    def looking(self) -> Iterator[Callable[[], WalSample | None]]:
+        """Connect; each call takes a sample of the pipeline's slot, None if it is not readable."""
+        with reading(self.project) as session:
+
+            def sample_wal() -> WalSample | None:
+                facts = slot.find_slot(session, self.project.slot)
+                if facts is None or facts.retained is None or facts.confirmed is None:
+                    return None
+                end = wal_position(session).value
+                return WalSample(time.time(), end, facts.confirmed.value, facts.retained, facts.safe)
+
+            yield sample_wal
 
 
 def _view(project: Project, facts: slot.SlotFacts) -> SlotView:

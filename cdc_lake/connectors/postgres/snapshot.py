@@ -34,12 +34,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-
-import pyarrow as pa
 
 from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
@@ -59,14 +57,10 @@ from cdc_lake.connectors.postgres.decoding import (
 from cdc_lake.connectors.postgres.server_checks import SessionFactory, check_same, intention_of, left_over
 from cdc_lake.connectors.postgres.server_checks import tables as table_facts
 from cdc_lake.connectors.snapshot_copy import (
-    CopyPoint,
-    Part,
     Stopped,
     TableCopy,
     chunk_rows,
     copy_tables,
-    expected_rows,
-    pace_of,
 )
 from cdc_lake.connectors.table_sync import (
     TableChanges,
@@ -90,7 +84,6 @@ from cdc_lake.control.streams import (
     record_copy,
     starts_over,
 )
-from cdc_lake.decode.encoding import Codec
 from cdc_lake.errors import (
     NoFreeSlot,
     NoReplicaIdentity,
@@ -104,16 +97,16 @@ from cdc_lake.errors import (
 )
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Lsn
-from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import PUBLICATION_ALTERED, SLOT_KEPT, TABLE_COPIED, failpoint
-from cdc_lake.source.base import PublishedTable, StreamIdentity, chooses
+from cdc_lake.source.base import StreamIdentity, chooses
 from cdc_lake.source.postgres import publication, slot, snapshot
 from cdc_lake.source.postgres.catalog import check_identities, relation_of
 from cdc_lake.source.postgres.connection import Session, for_replication
 from cdc_lake.source.postgres.publication import check_filtered
 from cdc_lake.source.postgres.server import ServerFacts, identify, timeline_of
-from cdc_lake.source.postgres.snapshot import Range, create_slot_with_snapshot, ranges_of
+from cdc_lake.source.postgres.snapshot import create_slot_with_snapshot, ranges_of
 from cdc_lake.source.primary import Timeline
 from cdc_lake.source.socket_io import Opened, ignore_open
 from cdc_lake.tables.control_tables import ControlTables
@@ -140,14 +133,25 @@ def copy_published(
 ) -> list[CopiedTable]:
     """Copy every published table that is not complete; returns all that are complete then.
 
-    Each table is recorded when it is complete. Raises SourceError, LakeError, Stopped.
+    Complete tables are recorded, so that a later attempt need not copy them. Raises SourceError, LakeError, Stopped.
     """
-    have = {copied.relation for copied in copied_tables}
-    recorder = _Recorder(attempt, list(copied_tables))
-    copy_some(
-        attempt, exported_slot, lambda table: table not in have, _name(attempt.state, exported_slot), recorder.add
-    )
-    return recorder.copied_tables
+    have, complete = {copied.relation for copied in copied_tables}, list(copied_tables)
+    recorded_at = -_RECORD_EVERY
+
+    def record(table: CopiedTable) -> None:
+        nonlocal recorded_at
+        complete.append(table)
+        if time.monotonic() - recorded_at >= _RECORD_EVERY:
+            record_copy(attempt.control, attempt.state, STARTED, complete)
+            recorded_at = time.monotonic()
+            failpoint(TABLE_COPIED)
+
+    # chunks are counted per name; no two slots have one position, because each waits for a WAL record of its own
+    name, position = snapshot_id(attempt.state.epoch), exported_slot.consistent.value
+    if position != attempt.state.upto:
+        name = f"{name}-{position}"
+    copy_some(attempt, exported_slot, lambda table: table not in have, name, record)
+    return complete
 
 
 def copy_some(
@@ -155,7 +159,7 @@ def copy_some(
     exported_slot: slot.ExportedSlot,
     chosen: Callable[[TableName], bool],
     name: str,
-    finished: Callable[[CopiedTable], None] | None = None,
+    finished: Callable[[CopiedTable], None] = lambda _: None,
 ) -> tuple[CopiedTable, ...]:
     """Copy the selected published tables, in the slot's snapshot, under a name; `finished`: called for each complete
     one. Raises SourceError, LakeError, Stopped.
@@ -166,66 +170,22 @@ def copy_some(
         inside = opened.enter_context(snapshot.import_snapshot(attempt.session, exported_slot.snapshot, others=several))
         left = {table.table: table for table in carried_tables(project, inside) if chosen(table.table)}
         # the server sends UTF-8, or any bytes from a database in SQL_ASCII
-        reading = _Reading(left, chunk_rows(limits), codec_by_name(project, "SQL_ASCII"))
-        relations = [relation_of(inside, table.table, table.columns) for table in left.values()]
-        copies = [TableCopy(relation, reading.parts(inside, relation, several=several)) for relation in relations]
-        expected = expected_rows(table_facts(inside, list(left)))
+        rows, codec, copies = chunk_rows(limits), codec_by_name(project, "SQL_ASCII"), []
+        for table in left.values():
+            relation = relation_of(inside, table.table, table.columns)
+            read = partial(
+                snapshot.read_chunks, relation=relation, row_filter=table.row_filter, chunk_rows=rows, codec=codec
+            )
+            ranges = ranges_of(inside, relation, rows) if several else ()
+            copies.append(TableCopy(relation, [partial(read, within=row_range) for row_range in ranges or (None,)]))
+        facts = table_facts(inside, list(left))
         readers = [inside]
         for _ in range(min(limits.parallelism, sum(len(copy.parts) for copy in copies)) - 1):
             other = opened.enter_context(closing(attempt.dial("copy")))
             readers.append(opened.enter_context(snapshot.import_snapshot(other, exported_slot.snapshot, others=True)))
-        point = CopyPoint(name, exported_slot.consistent.value)
-        return copy_tables(
-            copies, readers, attempt.bronze, point, attempt.stop, attempt.report, expected, pace_of(limits), finished
-        )
-
-
-def _name(state: StreamCheckpoint, exported_slot: slot.ExportedSlot) -> str:
-    """The name of an attempt's snapshot in bronze, from the slot's position: chunks are counted per name. No two slots
-    have one position, because each waits for a WAL record of its own.
-    """
-    first, point = snapshot_id(state.epoch), exported_slot.consistent.value
-    return first if point == state.upto else f"{first}-{point}"
-
-
-@dataclass
-class _Recorder:
-    """Records complete tables, so that a later attempt need not copy them."""
-
-    attempt: SnapshotCopy
-    copied_tables: list[CopiedTable]
-    recorded_at: float = -_RECORD_EVERY
-
-    def add(self, table: CopiedTable) -> None:
-        self.copied_tables.append(table)
-        if time.monotonic() - self.recorded_at >= _RECORD_EVERY:
-            record_copy(self.attempt.control, self.attempt.state, STARTED, self.copied_tables)
-            self.recorded_at = time.monotonic()
-            failpoint(TABLE_COPIED)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """How published tables are read in a snapshot."""
-
-    carried: Mapping[TableName, PublishedTable]
-    chunk_rows: int
-    codec: Codec
-
-    def parts(self, session: Session, relation: Relation, *, several: bool) -> Sequence[Part[Session]]:
-        """The parts of a table; `several`: there is more than one reader."""
-        ranges = ranges_of(session, relation, self.chunk_rows) if several else ()
-        return [partial(self._read, relation=relation, within=row_range) for row_range in ranges or (None,)]
-
-    def _read(self, session: Session, relation: Relation, within: Range | None) -> Iterator[pa.ChunkedArray]:
-        return snapshot.read_chunks(
-            session,
-            relation,
-            row_filter=self.carried[relation.table].row_filter,
-            chunk_rows=self.chunk_rows,
-            codec=self.codec,
-            within=within,
-        )
+        position = exported_slot.consistent.value
+        bronze, stop, report = attempt.bronze, attempt.stop, attempt.report
+        return copy_tables(copies, readers, bronze, name, position, stop, report, limits, facts, finished)
 
 
 def table_changes(project: Project, session: Session, state: StreamCheckpoint, control: ControlTables) -> TableChanges:
