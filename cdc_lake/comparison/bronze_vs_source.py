@@ -16,7 +16,8 @@ from functools import partial
 import pyarrow as pa
 
 from cdc_lake.bronze.contract import StreamCheckpoint
-from cdc_lake.bronze.hash_chain_verify import ChainVerdict, verify
+from cdc_lake.bronze.hash_chain import ChainVerdict
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.row_history import Row, replay_rows
