@@ -82,10 +82,7 @@ class LocalPreparedFiles:
         path = self._folder / name
         temporary = path.with_name(f"{name}{_BESIDE}")
         with self._failing():
-            if self._durable:
-                make_folder(self._folder)
-            else:
-                self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder, durable=self._durable)
             with temporary.open("wb") as file:
                 for block in blocks():
                     file.write(block)

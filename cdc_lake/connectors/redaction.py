@@ -111,9 +111,7 @@ class RedactedBronze:
         return self._bronze.append(batch, with_redaction(tabulate, self._redaction))
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
-        """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be
-        acknowledged.
-        """
+        """Record by an empty commit that nothing is missing up to `position`; `confirm` may be acknowledged."""
         return self._bronze.advance(position, confirm, empty)
 
     def turn_back(self, position: int) -> StreamCheckpoint:

@@ -21,6 +21,7 @@ from cdc_lake.config.fields import format_bytes
 from cdc_lake.decode.transaction import Part
 from cdc_lake.errors import SpoolFull, SpoolNotWritten
 from cdc_lake.observability.failpoints import SPOOLED, failpoint
+from cdc_lake.tables.files import grouped
 
 _LARGE: Final = 1 << 20  # bytes of a frame that is written without a copy
 _READ: Final = 1 << 30  # bytes of one read: Linux returns less than 2 GiB
@@ -136,7 +137,7 @@ class SpooledFrames:
 
     def parts(self) -> Iterator[Part]:
         """All frames in parts of about `part` bytes. Raises SpoolNotWritten."""
-        for chunks in self._group_chunks():
+        for chunks in grouped(self._chunks, lambda chunk: chunk.size, self._spool.part):  # landed as one file each
             yield self._part(chunks)
         if self._frames:
             yield self._frames, self._lsns
@@ -159,17 +160,6 @@ class SpooledFrames:
         self._frames, self._lsns = self._frames[:count], self._lsns[:count]
         self.held -= gone
         self._spool.hold(-gone)
-
-    def _group_chunks(self) -> Iterator[list[_Chunk]]:
-        """Groups of chunks that are landed as one file."""
-        group: list[_Chunk] = []
-        for chunk in self._chunks:
-            group.append(chunk)
-            if sum(member.size for member in group) >= self._spool.part:
-                yield group
-                group = []
-        if group:
-            yield group
 
     def _part(self, chunks: Sequence[_Chunk]) -> Part:
         frames: list[bytes] = []

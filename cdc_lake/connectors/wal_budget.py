@@ -135,9 +135,7 @@ def _max_retained(budget: WalBudget, now: WalSample) -> int | None:
 
 
 def _age(now: WalSample, looks: Sequence[WalSample], marks: Sequence[Mark]) -> float:
-    """Upper bound of the seconds since the WAL ended where bronze is now; without such a sample, since the first
-    one.
-    """
+    """Upper bound of the seconds since the WAL ended where bronze is now; if unknown, since the first sample."""
     if now.confirmed >= now.end:
         return 0.0
     samples = [
@@ -212,7 +210,7 @@ class WalNote:
 
     def begin(self) -> list[Mark]:
         """Create the file; returns the marks of an earlier receiver."""
-        before = self._file.read_as(_marks)
+        before = self._file.read_as(lambda document: [(float(at), int(end)) for at, end in document["marks"]])
         self._file.begin()
         return before or []
 
@@ -223,10 +221,6 @@ class WalNote:
     def read(self) -> BudgetStatus | None:
         """The latest status of a running receiver."""
         return self._file.read_as(_parse_status)
-
-
-def _marks(document: dict[str, Any]) -> list[Mark]:
-    return [(float(moment), int(end)) for moment, end in document["marks"]]
 
 
 def _parse_status(document: dict[str, Any]) -> BudgetStatus | None:

@@ -17,8 +17,8 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Snapshot
 from cdc_lake.config.project import Project, Target
+from cdc_lake.connectors.base import ReceiverContext
 from cdc_lake.connectors.gaussdb.csn_order import keep_late
 from cdc_lake.connectors.redaction import (
     NOTHING,
@@ -81,7 +81,8 @@ def test_a_redacted_copy_without_changes_can_be_built_again(tmp_path: Path, note
     empty = table("public.empty", id="int8", ssn="text")
     full: TableCopy[None] = TableCopy(USERS, (lambda _: iter([pa.array([["1", CANARY, CANARY, "plain"]])]),))
     none: TableCopy[None] = TableCopy(empty, (lambda _: iter(()),))
-    copied = copy_tables([full, none], [None], bronze, "initial-1", 50, threading.Event(), silent, Snapshot(), ())
+    context = ReceiverContext(project, bronze, control_tables(project), threading.Event(), silent)
+    copied = copy_tables(context, [full, none], [None], "initial-1", 50, ())
     reader = bronze_reader(project)
     landed = {str(one.table): number for number, one in reader.layouts().items()}
     assert {str(one.relation): one.layout for one in copied} == landed

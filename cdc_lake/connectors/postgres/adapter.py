@@ -8,25 +8,18 @@ must not.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import ReceiverContext
 from cdc_lake.connectors.failover import note_timeline
 from cdc_lake.connectors.hashing_process import HashingProcess
-from cdc_lake.connectors.open_stream import CommitLsnOrdering, OpenStream, do_nothing, retry_while_slot_active
+from cdc_lake.connectors.open_stream import CommitLsnOrdering, OpenStream, retry_while_slot_active
+from cdc_lake.connectors.postgres import decoding
 from cdc_lake.connectors.postgres import snapshot as postgres_start
-from cdc_lake.connectors.postgres.decoding import (
-    by_publication,
-    changed_whole,
-    check_binary,
-    print_whole_names,
-    reading_of,
-    stream_options,
-)
 from cdc_lake.connectors.postgres.server_checks import SessionFactory, check_resume, session_of
 from cdc_lake.connectors.postgres.snapshot import settle_tables
 from cdc_lake.connectors.prepared_transactions import PreparedTransactions, forget, prepared_files
@@ -39,70 +32,48 @@ from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.base import FrameSource, format_stream_position
 from cdc_lake.source.polling import PollingStream
-from cdc_lake.source.postgres import slot
+from cdc_lake.source.postgres import server, slot
 from cdc_lake.source.postgres.connection import Session, place_of
-from cdc_lake.source.postgres.server import (
-    ServerFacts,
-    SynchronousStandby,
-    beat,
-    check_failover,
-    check_server,
-    goal,
-    holders_named,
-    identify,
-    wait_for_locks,
-)
 from cdc_lake.source.postgres.slot_peek import MissingPrepareProbe
 from cdc_lake.source.postgres.stream import PostgresSlotFunctions, PostgresStream
 from cdc_lake.source.socket_io import of_postgres
-from cdc_lake.tables.control_tables import ControlTables
 
 
 @contextmanager
 def open_postgres(
-    project: Project,
-    bronze: BronzeWriter,
-    control: ControlTables,
-    stop: threading.Event,
-    report: ProgressReporter,
-    patience: float,
-    recopy: Recopy,
-    *,
-    first: bool = False,
-    enforce_wal_budget: Callable[[], object] = do_nothing,
+    context: ReceiverContext, patience: float, recopy: Recopy, *, first: bool, enforce_wal_budget: Callable[[], object]
 ) -> Iterator[OpenStream]:
     """Connect, start or check the stream, start replication. `first`: copy added tables before anything is read, while
     `enforce_wal_budget` is called; otherwise in parallel. Raises SourceError, LakeError, StateError, Stopped.
     """
+    project, control, report = context.project, context.control, context.report
     streams = project.postgres.streams
     with ExitStack() as opened:
         dial = SessionFactory(project, opened)
         replication = dial("stream", replication=streams)
         source = dial.source
-        facts = identify(replication, source)
-        check_server(facts, place_of(source))
+        facts = server.identify(replication, source)
+        server.check_server(facts, place_of(source))
         if source.slot.failover:
-            check_failover(facts, place_of(source), two_phase=source.decoding.two_phase)
+            server.check_failover(facts, place_of(source), two_phase=source.decoding.two_phase)
         session = dial("catalog")
-        wait_for_locks(session)
-        with holders_named(session, project.postgres.tables):
-            check_binary(project, session)
-        target = goal(session)
-        state, copied = bronze.state(), 0
+        server.wait_for_locks(session)
+        with server.holders_named(session, project.postgres.tables):
+            decoding.check_binary(project, session)
+        target = server.goal(session)
+        state, copied = context.bronze.state(), 0
         if not is_complete(state, control):
-            with holders_named(session, project.postgres.tables):
+            with server.holders_named(session, project.postgres.tables):
                 state, copied = retry_while_slot_active(
-                    lambda: postgres_start.begin(
-                        project, session, replication, dial, facts, bronze, control, stop, report
-                    ),
-                    stop, report, patience,
+                    lambda: postgres_start.begin(context, session, replication, dial, facts),
+                    context.stop, report, patience,
                 )  # fmt: skip
             replication.close()  # this drops the temporary slot
             replication = dial("stream", replication=streams)
         else:
             timeline, held = check_resume(project, session, replication, facts, state, control)
             if held != state:
-                state = bronze.turn_back(held.upto)
+                state = context.bronze.turn_back(held.upto)
                 report(
                     ProgressEvent(
                         "connect", f"the server's WAL has diverged after {Lsn(state.upto)}; resuming from that position"
@@ -111,13 +82,13 @@ def open_postgres(
             note_timeline(timeline, control, state, report)
         _keep_on_standbys(project, session, replication)
         frames = retry_while_slot_active(
-            lambda: _start(project, replication, session, facts, state), stop, report, patience
+            lambda: _start(project, replication, session, facts, state), context.stop, report, patience
         )
-        with holders_named(session, project.postgres.tables):
-            came = settle_tables(project, session, state, control, report, target)  # nobody else reads the slot now
+        with server.holders_named(session, project.postgres.tables):
+            came = settle_tables(context, session, state, target)  # nobody else reads the slot now
         table_copies = opened.enter_context(BackgroundCopies(project, state, came, recopy, report, lasting=not first))
         if first:
-            copied_tables = table_copies.wait_for_copies((frames.tick, enforce_wal_budget), stop)
+            copied_tables = table_copies.wait_for_copies((frames.tick, enforce_wal_budget), context.stop)
             copied, target = (
                 copied + sum(table.rows for table in copied_tables),
                 max([target, *(table.position for table in copied_tables)]),
@@ -127,7 +98,7 @@ def open_postgres(
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
         prepared = _prepared_transactions(project, spool, state, session, facts, frames)
         members = last_members(control, state)
-        assembler, tabulate, again = reading_of(
+        assembler, tabulate, again = decoding.reading_of(
             project, session, lambda: dial("layouts"), state, report, spool, hashing, prepared, members
         )
         after = format_stream_position(state.stream, state.upto)
@@ -145,12 +116,17 @@ def open_postgres(
             spilled=lambda: spool.written,
             prepared=prepared,
             raise_background_errors=table_copies.raise_background_errors,
-            synchronous=SynchronousStandby(session, replication, silence) if streams else bool,
+            synchronous=server.SynchronousStandby(session, replication, silence) if streams else bool,
         )
 
 
 def _prepared_transactions(
-    project: Project, spool: Spool, state: StreamCheckpoint, session: Session, facts: ServerFacts, frames: FrameSource
+    project: Project,
+    spool: Spool,
+    state: StreamCheckpoint,
+    session: Session,
+    facts: server.ServerFacts,
+    frames: FrameSource,
 ) -> PreparedTransactions | None:
     """The stored prepared transactions, if the pipeline uses two-phase decoding. Raises SourceError, LakeError.
 
@@ -160,7 +136,7 @@ def _prepared_transactions(
     if not project.postgres.decoding.two_phase:
         forget(place)
         return None
-    changes = changed_whole(project, facts.product, session)
+    changes = decoding.changed_whole(project, facts.product, session)
     unsent = MissingPrepareProbe(session, project.slot, changes, state.confirm, frames.tick)
 
     def highest() -> int | None:
@@ -179,14 +155,14 @@ def _keep_on_standbys(project: Project, session: Session, replication: Session) 
 
 
 def _start(
-    project: Project, replication: Session, session: Session, facts: ServerFacts, state: StreamCheckpoint
+    project: Project, replication: Session, session: Session, facts: server.ServerFacts, state: StreamCheckpoint
 ) -> FrameSource:
     interval = project.postgres.status_interval / 1000
     if facts.wal_sender_timeout:
         interval = min(interval, facts.wal_sender_timeout / 3)
-    if not by_publication(project):
-        print_whole_names(replication)
-    source, options = project.postgres, stream_options(project, facts.product)
+    if not decoding.by_publication(project):
+        decoding.print_whole_names(replication)
+    source, options = project.postgres, decoding.stream_options(project, facts.product)
     if source.mode == "polling":
         functions = PostgresSlotFunctions(replication, session, project.slot, source.slot.plugin, options)
         every, most = source.polling.interval / 1000, source.polling.max_changes
@@ -210,6 +186,6 @@ def heartbeat(project: Project, every: int, report: ProgressReporter) -> Periodi
         "cdc-lake-heartbeat",
         lambda: every / 1000,
         lambda: session_of(project, application=f"cdc_lake {project.name} heartbeat"),
-        beat,
+        server.beat,
         report_refusal,
     )
