@@ -35,8 +35,8 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.silver.layout_mapping import make_shape
+from cdc_lake.tables.catalog import catalog_address, open_catalog
 from cdc_lake.tables.open_silver_table import store
-from cdc_lake.tables.silver_table import iceberg_catalog
 from cdc_lake.tables.spark_session import derive
 from cdc_lake.tables.table_stats import mark_when_large
 from cdc_lake.tables.types import SilverColumn
@@ -194,7 +194,7 @@ class Pair:
     def _pyiceberg(self) -> None:
         for n, workload in enumerate(self.workloads):
             target, net = self._others(workload)[1], pq.read_table(self._net(n))
-            table = iceberg_catalog(self.project).load_table((target.namespace, target.name))
+            table = open_catalog(catalog_address(self.project)).load_table((target.namespace, target.name))
             deletes = pc.equal(net["op"], "D")
             table.upsert(net.filter(pc.invert(deletes)).drop_columns(["op"]), join_cols=["id"])
             table.delete(In("id", net.filter(deletes)["id"].to_pylist()))

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cdc_lake.bronze.contract import StreamCheckpoint
-from cdc_lake.bronze.hash_chain_verify import ChainVerdict, verify
+from cdc_lake.bronze.hash_chain import ChainVerdict
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.comparison.bronze_vs_source import against_source

@@ -13,9 +13,10 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.control.cuts import ACTIVE, TableState, table_facts
 from cdc_lake.model.change import Boundaries, Insert, Transaction
 from cdc_lake.model.relation import TableName
+from cdc_lake.tables.catalog import catalog_address, open_catalog
 from cdc_lake.tables.control_schema import CutRow
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_table import iceberg_catalog, iceberg_table
+from cdc_lake.tables.silver_table import iceberg_table
 from cdc_lake_testing.messages import raw_transaction, table
 from tests.pipeline_file import make_project
 
@@ -69,7 +70,7 @@ class CutLake:
             folder = str(self.project.silver_path(target))
             write_deltalake(folder, rows, mode="append" if append else "overwrite", schema_mode="overwrite")
             return DeltaTable(folder).version()
-        catalog = iceberg_catalog(self.project)
+        catalog = open_catalog(catalog_address(self.project))
         catalog.create_namespace_if_not_exists(target.namespace)
         made: Any = catalog.create_table_if_not_exists((target.namespace, target.name), rows.schema)
         if append or made.current_snapshot() is None:

@@ -11,7 +11,8 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from cdc_lake.config.project import Project
 from cdc_lake.model.relation import TableName
-from cdc_lake.tables.silver_table import APP_PROPERTY, GENERATION_PROPERTY, POSITION_PROPERTY, iceberg_catalog
+from cdc_lake.tables.catalog import catalog_address, open_catalog
+from cdc_lake.tables.silver_table import APP_PROPERTY, GENERATION_PROPERTY, POSITION_PROPERTY
 from tests.pipeline_file import make_project
 
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -35,7 +36,7 @@ def write(project: Project, target: Any, app: str | None, position: int = 0, pla
             DeltaTable(folder).alter.set_table_properties(properties, raise_if_not_exists=False)
         write_deltalake(folder, rows, mode="overwrite", commit_properties=commit)
         return DeltaTable(folder).version()
-    catalog = iceberg_catalog(project)
+    catalog = open_catalog(catalog_address(project))
     catalog.create_namespace_if_not_exists(target.namespace)
     table = catalog.create_table_if_not_exists((target.namespace, target.name), rows.schema)
     table.append(rows, snapshot_properties={APP_PROPERTY: app, POSITION_PROPERTY: str(position)} if app else {})

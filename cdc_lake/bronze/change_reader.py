@@ -8,8 +8,10 @@ layout.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -21,17 +23,19 @@ import pyarrow.compute as pc
 
 from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, RELATION, SNAPSHOT, TRUNCATE, UNDECODABLE, UPDATE
 from cdc_lake.bronze.data_files import Files
-from cdc_lake.bronze.hash_chain_verify import ChainVerdict, verify
+from cdc_lake.bronze.hash_chain import ChainVerdict
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader, decoded_later, in_order, relation_of, span_filter
 from cdc_lake.bronze.span_index import DataFileCache
 from cdc_lake.bronze.typed_changes import SOURCES as TYPED_SOURCES
 from cdc_lake.bronze.typed_changes import (
     Misfits,
     TableColumns,
-    changes_frame,
+    changes_sql,
+    query_files,
     register,
     register_lasting,
-    transactions_frame,
+    transactions_sql,
     typed_changes,
 )
 from cdc_lake.errors import BronzeDamaged, NotInBronze, TransactionUndecoded
@@ -171,7 +175,8 @@ class ChangeReader:
         of = self._columns(asked)
         schema = of.schema(typed=typed, misfits=misfits)
         parts = in_order(asked.files, asked.paths, TYPED_SOURCES, asked.wanted)
-        return pa.RecordBatchReader.from_batches(schema, _batches(parts, of, typed=typed, misfits=misfits))
+        tables = (typed_changes(part, of, typed=typed, misfits=misfits) for part in parts)
+        return pa.RecordBatchReader.from_batches(schema, chain.from_iterable(table.to_batches() for table in tables))
 
     def columns(self, table: TableName | str, span: Span | None = None, *, snapshot: bool = False) -> TableColumns:
         """The columns of a table's changes in a span. Raises NotInBronze if there is no such table."""
@@ -202,7 +207,9 @@ class ChangeReader:
     def transaction_batches(self, span: Span | None = None) -> pa.RecordBatchReader:
         """The same as a stream of record batches."""
         wanted = pc.field("op").isin([BEGIN, COMMIT])
-        parts = self._parts(SOURCES, wanted if span is None else wanted & span_filter(span), span, COMMIT)
+        files = self._reader.files()
+        paths = files.select_span(span, COMMIT)
+        parts = files.batches(paths, SOURCES, wanted if span is None else wanted & span_filter(span))
         return pa.RecordBatchReader.from_batches(TRANSACTIONS, transactions_of(parts))
 
     def verify(self, span: Span | None = None) -> ChainVerdict:
@@ -224,15 +231,15 @@ class ChangeReader:
         asked = self._plan_read(table, span, snapshot=snapshot)
         of, later = self._columns(asked), decoded_later(asked.files)
         # an undecodable transaction need not name the table
-        paths = [*dict.fromkeys([*asked.paths, *_select(asked.files, span, UNDECODABLE)])]
-        return changes_frame(
-            spark, self._local_paths(asked.files, paths), of, span, misfits=misfits, snapshot=snapshot, later=later
-        )
+        paths = [*dict.fromkeys([*asked.paths, *asked.files.select_span(span, UNDECODABLE)])]
+        query = partial(changes_sql, of=of, span=span, misfits=misfits, snapshot=snapshot, later=later)
+        return query_files(spark, self._local_paths(asked.files, paths), query)
 
     def spark_transactions(self, spark: SparkSession, span: Span | None = None) -> DataFrame:
         """The result of `transactions` as a DataFrame without order."""
         files = self._reader.files()
-        return transactions_frame(spark, self._local_paths(files, _select(files, span, COMMIT)), span)
+        paths = self._local_paths(files, files.select_span(span, COMMIT))
+        return query_files(spark, paths, partial(transactions_sql, span=span))
 
     def register_views(self, spark: SparkSession, *, database: str | None = None) -> tuple[str, ...]:
         """Create a SQL view of each table's changes, and `transactions`; returns their names.
@@ -261,14 +268,8 @@ class ChangeReader:
         name, files = _table(table), self._reader.applied_files()
         ops = [*_CHANGES, SNAPSHOT] if snapshot else list(_CHANGES)
         wanted = (pc.field("relation") == str(name)) & pc.field("op").isin(ops)
-        paths = _select(files, span, None, [str(name)])
+        paths = files.select_span(span, relations=[str(name)])
         return _Asked(name, span, files, paths, wanted if span is None else wanted & span_filter(span))
-
-    def _parts(
-        self, columns: Sequence[str], wanted: pc.Expression, span: Span | None, op: str | None
-    ) -> Iterator[pa.Table]:
-        files = self._reader.files()
-        return files.batches(_select(files, span, op), columns, wanted)
 
     def _all_decoded(self, span: Span | None) -> None:
         """Raise TransactionUndecoded if a transaction exists as bytes only."""
@@ -282,7 +283,10 @@ class ChangeReader:
     def _learn(self, numbers: set[int], asked: _Asked) -> None:
         """Read descriptions of layouts; usually they are in the span, because each commit repeats those it uses."""
         described, span = asked.layout_filter, asked.span
-        tries = [described] if span is None else [described & span_filter(span), described & within_reach(span)]
+        tries = [described]
+        if span is not None:  # layout rows precede the changes that use them
+            to_the_end = (pc.field("epoch") == span.epoch) & (pc.field("position") <= span.upto)
+            tries = [described & span_filter(span), described & to_the_end]
         for place in tries:
             if not (missing := numbers - self._layouts.keys()):
                 return
@@ -315,22 +319,6 @@ class _Asked:
         """The table's layout rows, which have no ordinal: row groups without such a row are not read."""
         layout_row = pc.field("ordinal").is_null() & (pc.field("op") == RELATION)
         return layout_row & (pc.field("relation") == str(self.table))
-
-
-def _select(files: Files, span: Span | None, op: str | None, relations: list[str] | None = None) -> list[str]:
-    if span is None:
-        return files.select(op=op, relations=relations)
-    return files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=op, relations=relations)
-
-
-def within_reach(span: Span) -> pc.Expression:
-    """Rows of the span's epoch up to its end: layout rows precede the changes that use them."""
-    return (pc.field("epoch") == span.epoch) & (pc.field("position") <= span.upto)
-
-
-def _batches(parts: Iterator[pa.Table], of: TableColumns, *, typed: bool, misfits: Misfits) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        yield from typed_changes(part, of, typed=typed, misfits=misfits).to_batches()
 
 
 def _table(name: TableName | str) -> TableName:

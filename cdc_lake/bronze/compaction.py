@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
@@ -151,17 +151,14 @@ def _runs(row: list[_File], after: int, tiers: Sequence[int]) -> Iterator[list[_
     used_paths: set[str] = set()
     for bound in tiers:
         run: list[_File] = []
-        for file in row:
-            if file.size < bound and file.path not in used_paths:
+        for file in (*row, None):
+            if file is not None and file.size < bound and file.path not in used_paths:
                 run.append(file)
                 continue
             if len(run) >= after:
                 used_paths |= {member.path for member in run}
                 yield run
             run = []
-        if len(run) >= after:
-            used_paths |= {member.path for member in run}
-            yield run
 
 
 def _groups(files: Files, run: list[_File]) -> Iterator[Group]:
@@ -244,16 +241,26 @@ def exchange(table: MaintainedTable, removed: Sequence[str], files: Sequence[Wri
 
     Raises BronzeBusy if the receiver was always faster.
     """
+
+    def replace_files(state: StreamCheckpoint) -> bool:
+        if not set(removed) <= set(table.files().paths):
+            return False
+        table.exchange(removed, files, state, gone=gone)
+        return True
+
+    return _between_commits(table, replace_files)
+
+
+def _between_commits(table: MaintainedTable, commit: Callable[[StreamCheckpoint], bool]) -> bool:
+    """The result of `commit` for the table's state, repeated if the receiver was faster; False without a stream."""
     for _ in range(_TURNS):
         state = table.state()
-        if state is None or not set(removed) <= set(table.files().paths):
+        if state is None:
             return False
         try:
-            table.exchange(removed, files, state, gone=gone)
+            return commit(state)
         except AnotherReceiver:
             table.refresh()
-        else:
-            return True
     raise BronzeBusy("another writer committed each time", where=table.place)
 
 
@@ -292,25 +299,28 @@ def trim(table: MaintainedTable, wanted: Trim) -> bool:
     if layouts.num_rows == wanted.rows:
         return False  # nothing else is left there
     ends = _ends(files, wanted.paths, table.last_trimmed())
-    if not _record_trimmed(table, {**table.last_trimmed(), **ends}):
+    trimmed = {**table.last_trimmed(), **ends}
+
+    def record(state: StreamCheckpoint) -> bool:
+        if dict(table.last_trimmed()) != trimmed:
+            table.record_trimmed(trimmed, state)
+        return True
+
+    if not _between_commits(table, record):
         return False
     layout_files = [table.write(layouts)] if layouts.num_rows else []
     return exchange(table, wanted.paths, layout_files, gone=True)
 
 
 def prepare(table: MaintainedTable) -> bool:
-    """Set the table properties for maintenance; False if there is no stream yet, or the receiver was always faster."""
-    for _ in range(_TURNS):
-        state = table.state() if table.refresh() else None
-        if state is None:
-            return False
+    """Set the table properties for maintenance; False if there is no stream yet. Raises BronzeBusy."""
+
+    def set_properties(state: StreamCheckpoint) -> bool:
         table.prove()
-        try:
-            table.prepare(state)
-        except AnotherReceiver:
-            continue
+        table.prepare(state)
         return True
-    raise BronzeBusy("another writer committed each time", where=table.place)
+
+    return table.refresh() and _between_commits(table, set_properties)
 
 
 def tidy(table: MaintainedTable, files_seconds: float | None, now: float | None = None) -> OrphanFiles | None:
@@ -326,20 +336,6 @@ def tidy(table: MaintainedTable, files_seconds: float | None, now: float | None 
         written, now = table.written_at(), time.time()
         now = now if written is None else min(now, written)
     return table.tidy(now, files_seconds)
-
-
-def _record_trimmed(table: MaintainedTable, trimmed: Mapping[int, tuple[int, bytes]]) -> bool:
-    for _ in range(_TURNS):
-        state = table.state()
-        if state is None:
-            return False
-        if dict(table.last_trimmed()) == dict(trimmed):
-            return True
-        try:
-            table.record_trimmed(trimmed, state)
-        except AnotherReceiver:
-            table.refresh()
-    raise BronzeBusy("another writer committed each time", where=table.place)
 
 
 def _ends(files: Files, paths: Sequence[str], before: Mapping[int, tuple[int, bytes]]) -> dict[int, tuple[int, bytes]]:

@@ -10,10 +10,10 @@ state, or neither, and succeeds only on the version it is based on: the second o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,6 +104,13 @@ class Files:
             keep &= named
         return [self.paths[index] for index in np.flatnonzero(keep).tolist()]
 
+    def select_span(
+        self, span: Span | None, op: str | None = None, relations: Iterable[str] | None = None
+    ) -> list[str]:
+        """The same for a span; None: all epochs."""
+        bounds = {} if span is None else {"epoch": span.epoch, "after": span.after, "upto": span.upto}
+        return self.select(op=op, relations=relations, **bounds)
+
     def first(self, path: str) -> tuple[int, int] | None:
         """Epoch and position of the first row of a file, None if its bounds are unknown."""
         names = self.actions.column_names
@@ -164,7 +171,7 @@ class Files:
         """
         for path in paths:
             with reading(path), _raise_bronze_damaged([path]):
-                (fragment,) = self._open(path).get_fragments()
+                (fragment,) = _open(self.filesystem, path).get_fragments()
                 for number in range(fragment.num_row_groups):
                     group = fragment.subset(schema=SCHEMA, row_group_ids=[number])
                     scanner = group.scanner(SCHEMA, batch_size=_AT_ONCE, batch_readahead=0, fragment_readahead=0)
@@ -176,7 +183,7 @@ class Files:
         """
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         with reading(path), _raise_bronze_damaged([path]):
-            for fragment in self._open(path).get_fragments():
+            for fragment in _open(self.filesystem, path).get_fragments():
                 subset = fragment.subset(filter=wanted, schema=SCHEMA)
                 scanner = subset.scanner(
                     SCHEMA, columns=list(columns), batch_size=_AT_ONCE, batch_readahead=2, fragment_readahead=1
@@ -184,22 +191,10 @@ class Files:
                 for batch in scanner.to_batches():
                     yield pa.table(batch).cast(schema)
 
-    def _open_cached(self, path: str) -> ds.Dataset:
-        """One file; the footers of recently read files are cached."""
-        dataset = self._recent.pop(path, None)
-        if dataset is None:
-            dataset = self._open(path)
-        self._recent[path] = dataset
-        if len(self._recent) > _OPEN:
-            del self._recent[next(iter(self._recent))]
-        return dataset
-
-    def _open(self, path: str) -> ds.Dataset:
-        return ds.dataset([path], schema=SCHEMA, format="parquet", filesystem=self.filesystem)
-
     @cached_property
-    def _recent(self) -> dict[str, ds.Dataset]:
-        return {}
+    def _open_cached(self) -> Callable[[str], ds.Dataset]:
+        """One file; the footers of recently read files are cached."""
+        return lru_cache(_OPEN)(partial(_open, self.filesystem))
 
     def _actions_of(self, paths: Sequence[str]) -> pa.Table:
         """The actions of some of the files."""
@@ -217,6 +212,10 @@ class Files:
         if column not in self.actions.column_names:
             return np.ones(self.actions.num_rows, bool)
         return np.asarray(pc.fill_null(compare(self.actions[column], value), fill_value=True))
+
+
+def _open(filesystem: pafs.FileSystem, path: str) -> ds.Dataset:
+    return ds.dataset([path], schema=SCHEMA, format="parquet", filesystem=filesystem)
 
 
 def _parts(scanner: ds.Scanner, schema: pa.Schema) -> Iterator[pa.Table]:

@@ -54,9 +54,8 @@ class DeltaBronzeTable:
     def __init__(self, location: DeltaStorage | Path) -> None:
         self._place: DeltaStorage = LocalDeltaStorage(location) if isinstance(location, Path) else location
         self._table: DeltaTable | None = None
-        self._cached_state: tuple[int, StreamCheckpoint | None] | None = (
-            None  # by version: querying the log reads it each time
-        )
+        # by version: querying the log reads it each time
+        self._cached_state: tuple[int, StreamCheckpoint | None] | None = None
         self._newest: tuple[int, _Newest] | None = None
         self._committed_version = -1
 
@@ -159,7 +158,11 @@ class DeltaBronzeTable:
             self._make(lambda table: self._place.set_properties(table, {_APPEND_ONLY: "false"}, note_of(state)))
         now = time.time_ns() // 1_000_000
         sizes = dict(zip(self.files().paths, self.files().actions["size_bytes"].to_pylist(), strict=True))
-        actions: list[Action] = [_rewritten_file(written.file) for written in files]
+        added: list[AddAction] = [written.file for written in files]
+        actions: list[Action] = [
+            AddAction(file.path, file.size, {}, file.modification_time, data_change=False, stats=file.stats)
+            for file in added
+        ]
         for path, name in zip(removed, names, strict=True):
             actions.append(RemoveAction(name, gone, now, size=sizes[path], partition_values={}))
         self._place.mark_replaced(names)
@@ -202,18 +205,12 @@ class DeltaBronzeTable:
         try:
             version = commit(table)
         except DeltaCommitFailed as failure:
-            if failure.overtaken or self._moved_on(base):
+            # without an entry it has advanced too, if maintenance removed those after `base` long ago
+            if failure.overtaken or ((newest := self._place.open()) is not None and newest.version() > base):
                 raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure
             raise BronzeNotWritten("the commit failed and did not land", where=self.place) from failure
         self._table, self._committed_version = table, version
         return version
-
-    def _moved_on(self, base: int) -> bool:
-        """Whether the table has advanced although there is no entry: maintenance removed those after `base` long
-        ago.
-        """
-        newest = self._place.open()
-        return newest is not None and newest.version() > base
 
     @property
     def _open_table(self) -> DeltaTable:
@@ -225,22 +222,20 @@ class DeltaBronzeTable:
         return version
 
     def _load_newest(self) -> _Newest:
-        if self._newest is None or self._newest[0] != self.version:
-            self._newest = self.version, self._walk()
-        return self._newest[1]
-
-    def _walk(self) -> _Newest:
         """Read from the newest log entry back to one of ours."""
+        if self._newest is not None and self._newest[0] == self.version:
+            return self._newest[1]
         others: list[tuple[int, str]] = []
+        newest = _Newest(None, None, others)
         for candidate in range(self.version, -1, -1):
-            entry = self._place.entry(candidate)
-            if entry is None:
-                continue
-            note = note_in(entry)
-            if note is not None and "stream" in note:
-                return _Newest(candidate, from_note(note), others)
-            others.append((candidate, entry))
-        return _Newest(None, None, others)
+            if (entry := self._place.entry(candidate)) is not None:
+                note = note_in(entry)
+                if note is not None and "stream" in note:
+                    newest = _Newest(candidate, from_note(note), others)
+                    break
+                others.append((candidate, entry))
+        self._newest = self.version, newest
+        return newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +245,3 @@ class _Newest:
     version: int | None
     note: CommittedState | None
     others: Sequence[tuple[int, str]]
-
-
-def _rewritten_file(file: AddAction) -> AddAction:
-    """The action of a file that contains rows of removed files."""
-    return AddAction(file.path, file.size, {}, file.modification_time, data_change=False, stats=file.stats)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -77,7 +77,7 @@ class Link:
         self._previous = previous
         self._layouts = layouts
         self._content = Content()
-        self._counts: dict[str, dict[str, int]] = {}
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._rows = 0
         self._undecoded = 0
         self._same: tuple[Any, ...] = ()
@@ -107,9 +107,7 @@ class Link:
         self._rows += len(digests)
         self._content.add_all(digests)
         for relation, more in counts.items():
-            kinds = self._counts.setdefault(relation, {})
-            for op, number in more.items():
-                kinds[op] = kinds.get(op, 0) + number
+            self._counts[relation].update(more)
         return True
 
     def _place(self, row: tuple[Any, ...]) -> None:
@@ -140,8 +138,7 @@ class Link:
         if op == UNDECODABLE:
             self._undecoded += 1
         elif op != MESSAGE:
-            kinds = self._counts.setdefault(relation, {})
-            kinds[op] = kinds.get(op, 0) + 1
+            self._counts[relation][op] += 1
 
     def _close(self, commit_info: dict[str, Any], row: tuple[Any, ...]) -> LinkedTransaction:
         content = self._content.root()
@@ -175,12 +172,8 @@ def link_transaction(
         commit_info = json.loads(info or "")
         content = content_of(digests)
         hashed = chain_of(previous, position, content)
-        fits = (commit_info["counts"], commit_info["content"], commit_info["hash"]) == (
-            counts,
-            content.hex(),
-            hashed.hex(),
-        )
-        if fits and "undecodable" not in commit_info:
+        stated = (commit_info["counts"], commit_info["content"], commit_info["hash"])
+        if stated == (counts, content.hex(), hashed.hex()) and "undecodable" not in commit_info:
             return LinkedTransaction(position, hashed, len(digests), int(commit_info["empty_before"]), csn)
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
@@ -272,27 +265,23 @@ _B, _C = ord(BEGIN), ord(COMMIT)
 
 
 @dataclass(frozen=True, slots=True)
-class CompleteTransaction:
-    """A transaction from BEGIN to COMMIT, rows `start` to `stop` (exclusive)."""
+class _RowRange:
+    """Rows `start` to `stop` (exclusive)."""
 
     start: int
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeRun:
+class CompleteTransaction(_RowRange):
+    """A transaction from BEGIN to COMMIT."""
+
+
+class ChangeRun(_RowRange):
     """Consecutive changes of one transaction, without BEGIN and COMMIT."""
 
-    start: int
-    stop: int
 
-
-@dataclass(frozen=True, slots=True)
-class UnverifiedRows:
+class UnverifiedRows(_RowRange):
     """Rows to be checked one by one."""
-
-    start: int
-    stop: int
 
 
 @dataclass
@@ -342,17 +331,28 @@ class RowColumns:
         """One row."""
         return tuple(column[index].as_py() for column in self.rows.columns)
 
-    def info_and_csn(self, index: int) -> tuple[str | None, int | None]:
-        """The `info` and the CSN of a row."""
-        return self._infos[index], self._csns[index]
+    @cached_property
+    def infos(self) -> list[str | None]:
+        """The `info` of each row."""
+        infos: list[str | None] = self._column("info").to_pylist()
+        return infos
 
-    def stream(self, index: int) -> str:
-        """The stream of a row."""
-        return self._streams[index]
+    @cached_property
+    def csns(self) -> list[int | None]:
+        """The CSN of each row."""
+        csns: list[int | None] = self._column("csn").to_pylist()
+        return csns
 
-    def place(self, index: int) -> tuple[int, int]:
-        """Epoch and position of a row of a run or a complete transaction."""
-        return self._places[index]
+    @cached_property
+    def streams(self) -> list[str]:
+        """The stream of each row."""
+        streams: list[str] = self._column("stream").to_pylist()
+        return streams
+
+    @cached_property
+    def places(self) -> list[tuple[int, int]]:
+        """Epoch and position of each row of a run or a complete transaction."""
+        return list(zip(self._epoch.tolist(), self._position.tolist(), strict=True))
 
     def digests_in(self, start: int, stop: int) -> Digests:
         """Digests of changes in a run or a complete transaction."""
@@ -381,25 +381,6 @@ class RowColumns:
 
     def _has(self, name: str) -> Any:
         return np.asarray(self._column(name).is_valid())
-
-    @cached_property
-    def _infos(self) -> list[str | None]:
-        infos: list[str | None] = self._column("info").to_pylist()
-        return infos
-
-    @cached_property
-    def _csns(self) -> list[int | None]:
-        csns: list[int | None] = self._column("csn").to_pylist()
-        return csns
-
-    @cached_property
-    def _streams(self) -> list[str]:
-        streams: list[str] = self._column("stream").to_pylist()
-        return streams
-
-    @cached_property
-    def _places(self) -> list[tuple[int, int]]:
-        return list(zip(self._epoch.tolist(), self._position.tolist(), strict=True))
 
     @cached_property
     def _names(self) -> list[str]:

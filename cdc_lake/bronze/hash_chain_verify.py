@@ -132,32 +132,26 @@ class ChainVerification:
             self._forward(self.state.epoch, self._current.position)
         self._leave()
 
-    def stream_of(self, epoch: int) -> str:
-        """The stream of an epoch, as bronze names it."""
-        return self.state.stream if epoch == self.state.epoch else self.reader.stream(epoch)
-
     # ── rows ──
 
     def _verify_transaction(self, rows: RowColumns, part: CompleteTransaction) -> bool:
         """Take a verified transaction; False if it does not match, or belongs to another epoch."""
-        epoch, position = rows.place(part.start)
+        epoch, position = rows.places[part.start]
         current = self._current
         if self._link is not None or epoch != current.number or position <= current.position:
             return False
         first, last = part.start + 1, part.stop - 1
-        info_and_csn = rows.info_and_csn(last)
-        linked = link_transaction(
-            current.hash, position, rows.digests_in(first, last), rows.counts_in(first, last), *info_and_csn
-        )
+        digests, counts = rows.digests_in(first, last), rows.counts_in(first, last)
+        linked = link_transaction(current.hash, position, digests, counts, rows.infos[last], rows.csns[last])
         if linked is None:
             return False
-        self._stream_fits(rows.stream(last), position)
+        self._stream_fits(rows.streams[last], position)
         self._count(linked)
         return True
 
     def _run(self, rows: RowColumns, part: ChangeRun) -> bool:
         """Take changes of an open transaction; False if they do not follow."""
-        epoch, _ = rows.place(part.start)
+        epoch, _ = rows.places[part.start]
         if self._link is None or epoch != self._current.number:
             return False
         digests, counts = rows.digests_in(part.start, part.stop), rows.counts_in(part.start, part.stop)
@@ -186,7 +180,7 @@ class ChainVerification:
     def _rows(self, report: ProgressReporter) -> Iterator[RowColumns]:
         files = self.pinned.files
         wanted = ~pc.field("op").isin([RELATION, SNAPSHOT])
-        paths = self._paths()
+        paths = files.select_span(self.span)
         for number, path in enumerate(paths):
             try:
                 for part in files.batches(
@@ -195,18 +189,11 @@ class ChainVerification:
                     for batch in part.to_batches():
                         yield RowColumns(batch, self.layouts)
             except BronzeDamaged as lost:
-                raise ChainBreak(*self._first_of(path), f"{lost.message}: {path.rpartition('/')[2]}") from lost
+                # the first place of the file according to the table, or the current place
+                place = files.first(path) or (self._current.number, self._current.position)
+                raise ChainBreak(*place, f"{lost.message}: {path.rpartition('/')[2]}") from lost
             text = f"verified {pluralize(self._transactions, 'transaction')}"
             report(ProgressEvent("chain", text, number + 1, len(paths), "files"))
-
-    def _first_of(self, path: str) -> tuple[int, int]:
-        """The first place of an unreadable file according to the table, or the current place."""
-        return self.pinned.files.first(path) or (self._current.number, self._current.position)
-
-    def _paths(self, op: str | None = None) -> list[str]:
-        if self.span is None:
-            return self.pinned.files.select(op=op)
-        return self.pinned.files.select(epoch=self.span.epoch, after=self.span.after, upto=self.span.upto, op=op)
 
     def _read_layouts(self) -> None:
         """Read the layouts of all files first: compaction may move layout rows after changes that use them."""
@@ -215,7 +202,7 @@ class ChainVerification:
             wanted &= pc.field("epoch") == self.span.epoch
         seen_layouts: set[tuple[Any, ...]] = set()
         columns = ["epoch", "position", "layout", "relation", "info"]
-        for part in self._readable(self._paths(RELATION), columns, wanted):
+        for part in self._readable(self.pinned.files.select_span(self.span, RELATION), columns, wanted):
             for epoch, position, number, name, info in zip(*(c.to_pylist() for c in part.columns), strict=True):
                 if (number, name, info) in seen_layouts:
                     continue
@@ -324,8 +311,6 @@ class ChainVerification:
         self._passed_over += missing
 
 
-__all__ = ["ChainVerdict", "EpochFacts", "verify"]
-
 _TURNS = 100
 
 
@@ -349,7 +334,8 @@ def verify(
         walk.run(report)
     except ChainBreak as broken:
         epoch, _ = broken.place
-        return replace(walk.verdict, broken_at=broken.place, reason=broken.reason, stream=walk.stream_of(epoch))
+        stream = pinned.state.stream if epoch == pinned.state.epoch else reader.stream(epoch)
+        return replace(walk.verdict, broken_at=broken.place, reason=broken.reason, stream=stream)
     return walk.verdict
 
 

@@ -12,24 +12,12 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 from pyiceberg.exceptions import TableAlreadyExistsError
-from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.manifest import ManifestContent
 from pyiceberg.table.snapshots import Operation
 
+from cdc_lake.bronze import data_files
 from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, StreamCheckpoint, order_app
-from cdc_lake.bronze.data_files import (
-    BOUNDED,
-    CONTRACT_PROPERTY,
-    PLAIN,
-    TRIMMED_PROPERTY,
-    Files,
-    WrittenFile,
-    check_contract,
-    from_note,
-    from_rows,
-    note_of,
-    trimmed_of,
-    trimmed_text,
-)
+from cdc_lake.bronze.data_files import BOUNDED, CONTRACT_PROPERTY, PLAIN, TRIMMED_PROPERTY, Files, WrittenFile
 from cdc_lake.errors import (
     AnotherReceiver,
     BronzeAltered,
@@ -83,7 +71,7 @@ class IcebergBronzeTable:
         properties = self._log.table.properties
         if CONTRACT_PROPERTY not in properties:
             raise BronzeUnknown("the catalog has a table of this name that is not a bronze table", where=self.place)
-        check_contract(properties[CONTRACT_PROPERTY], self.place)
+        data_files.check_contract(properties[CONTRACT_PROPERTY], self.place)
         return True
 
     def create(self) -> None:
@@ -98,12 +86,12 @@ class IcebergBronzeTable:
         """From the summary of the newest version with a state."""
         noted = self._read_note()
         if noted is None:
-            note = from_rows(self.files())
+            note = data_files.from_rows(self.files())
             if note is not None:
                 reason = f"bronze has rows of the stream {note.stream} but no version with its markers"
                 raise BronzeDamaged(reason, where=self.place)
             return None
-        note = from_note({key.removeprefix(_PREFIX): value for key, value in noted.items()})
+        note = data_files.from_note({key.removeprefix(_PREFIX): value for key, value in noted.items()})
         upto, confirm = int(noted[f"{_PREFIX}upto"]), int(noted[f"{_PREFIX}confirm"])
         return StreamCheckpoint(note.stream, note.epoch, upto, confirm, note.head, note.empty)
 
@@ -163,11 +151,11 @@ class IcebergBronzeTable:
 
     def last_trimmed(self) -> Mapping[int, tuple[int, bytes]]:
         """From the table's properties."""
-        return trimmed_of(self._log.table.properties.get(TRIMMED_PROPERTY))
+        return data_files.trimmed_of(self._log.table.properties.get(TRIMMED_PROPERTY))
 
     def record_trimmed(self, trimmed: Mapping[int, tuple[int, bytes]], state: StreamCheckpoint) -> None:
         """As a property of the table."""
-        self._make(Change(properties={TRIMMED_PROPERTY: trimmed_text(trimmed)}), state, {})
+        self._make(Change(properties={TRIMMED_PROPERTY: data_files.trimmed_text(trimmed)}), state, {})
 
     def leftovers(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
         """Metadata and data files that no version refers to."""
@@ -192,9 +180,11 @@ class IcebergBronzeTable:
     def _make(self, change: Change, state: StreamCheckpoint, chunks: Mapping[str, int]) -> int:
         """Commit on top of the current version, and move to the new one."""
         self.prove()
-        note = {f"{_PREFIX}{key}": str(value) for key, value in note_of(state).items()}
+        note = {f"{_PREFIX}{key}": str(value) for key, value in data_files.note_of(state).items()}
         note |= {f"{_PREFIX}upto": str(state.upto), f"{_PREFIX}confirm": str(state.confirm)}
-        note |= self._chunks(state.stream) | {_CHUNK + app: str(chunk) for app, chunk in chunks.items()}
+        prefix = f"{_CHUNK}{order_app(state.stream)}:"  # each version repeats the last chunks of the stream's snapshots
+        note |= {key: value for key, value in (self._read_note() or {}).items() if key.startswith(prefix)}
+        note |= {_CHUNK + app: str(chunk) for app, chunk in chunks.items()}
         with self._writing("the commit failed and did not land"):
             try:
                 version = self._log.commit(change, note)
@@ -230,11 +220,6 @@ class IcebergBronzeTable:
     def _read_note(self) -> Mapping[str, str] | None:
         return self._log.summary(f"{_PREFIX}stream")
 
-    def _chunks(self, stream: str) -> dict[str, str]:
-        """The chunks of the stream's snapshots so far, which each version repeats."""
-        prefix = f"{_CHUNK}{order_app(stream)}:"
-        return {key: value for key, value in (self._read_note() or {}).items() if key.startswith(prefix)}
-
     def _files(self) -> Files:
         manifests = self._log.manifests()
         if any(m.content != ManifestContent.DATA for m in manifests):
@@ -242,13 +227,12 @@ class IcebergBronzeTable:
         previous, self._described = self._described, {}
         for manifest in manifests:
             path = manifest.manifest_path
-            self._described[path] = previous[path] if path in previous else self._describe(manifest)
+            if path not in previous:
+                previous[path] = describe_files(self._log.table, self._log.entries(manifest), _BOUNDS)
+            self._described[path] = previous[path]
         if not self._described:
             return Files.empty()
         return Files.from_actions(pa.concat_tables(self._described.values()), filesystem(self._log.table))
-
-    def _describe(self, manifest: ManifestFile) -> pa.Table:
-        return describe_files(self._log.table, self._log.entries(manifest), _BOUNDS)
 
     @contextmanager
     def _writing(self, what: str) -> Iterator[None]:

@@ -53,19 +53,10 @@ class OverlaidFiles(Files):
 
     overlay: Files = field(default_factory=Files.empty)
 
-    def select(
-        self,
-        *,
-        epoch: int | None = None,
-        after: int | None = None,
-        upto: int | None = None,
-        op: str | None = None,
-        relations: Iterable[str] | None = None,
-    ) -> list[str]:
+    def select(self, *, relations: Iterable[str] | None = None, **bounds: Any) -> list[str]:
         """The files that overlap a span; overlaid ones are last."""
         names = None if relations is None else list(relations)
-        own_paths = super().select(epoch=epoch, after=after, upto=upto, op=op, relations=names)
-        return [*own_paths, *self.overlay.select(epoch=epoch, after=after, upto=upto, op=op, relations=names)]
+        return [*super().select(relations=names, **bounds), *self.overlay.select(relations=names, **bounds)]
 
     def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
         """The requested columns of the given files, with their rows in order."""
@@ -178,7 +169,7 @@ class LateDecoded:
         `trimmed`: epoch → position and hash of the last transaction that left; `files`: of bronze, after that.
         """
         rows = [DecodedRow(**row) for row in self._control.read("decoded").to_pylist()]
-        left = [row for row in rows if row.epoch in trimmed and row.position <= trimmed[row.epoch][0]]
+        left = (row for row in rows if row.epoch in trimmed and row.position <= trimmed[row.epoch][0])
         return [row for row in left if not self._stands(row, files)]
 
     def forget(self, rows: Sequence[DecodedRow]) -> None:
@@ -291,22 +282,20 @@ class BronzeReader:
     def commits(self, span: Span) -> list[CommitRow]:
         """The transactions of a span in order, from their COMMIT rows only."""
         files = self.files()
-        return self._commits(files, files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=COMMIT), span)
+        return self._commits(files, files.select_span(span, COMMIT), span)
 
     def commits_in_turn(self, span: Span) -> Iterator[CommitRow]:
         """The same, a few files at a time and only as far as they are requested."""
         files = self.files()
-        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=COMMIT)
+        paths = files.select_span(span, COMMIT)
         waiting: list[CommitRow] = []
         for start in range(0, len(paths), _FILES_AT_ONCE):
             waiting += self._commits(files, paths[start : start + _FILES_AT_ONCE], span)
             waiting.sort(key=lambda commit: commit.position)
             next_position = files.lowest(paths[start + _FILES_AT_ONCE :])
-            ready = (
-                bisect_left(waiting, next_position, key=lambda commit: commit.position)
-                if next_position is not None
-                else 0
-            )
+            ready = 0
+            if next_position is not None:
+                ready = bisect_left(waiting, next_position, key=lambda commit: commit.position)
             yield from waiting[:ready]
             del waiting[:ready]
         yield from waiting
@@ -320,13 +309,11 @@ class BronzeReader:
     def undecodable(self, span: Span) -> list[CommitRow]:
         """The transactions of a span that exist as bytes only, in order, without those decoded later."""
         files = self.files()
-        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=UNDECODABLE)
+        paths = files.select_span(span, UNDECODABLE)
         rows = files.read(paths, ["position"], span_filter(span) & (pc.field("op") == UNDECODABLE))
         positions = sorted(rows["position"].unique().to_pylist())
-        commits = [
-            commit for position in positions for commit in self.commits(Span(span.epoch, position - 1, position))
-        ]
-        return [commit for commit in commits if commit.undecoded is not None]
+        alone = (Span(span.epoch, position - 1, position) for position in positions)
+        return [commit for place in alone for commit in self.commits(place) if commit.undecoded is not None]
 
     def highest_commit(self, epoch: int, upto: int | None = None) -> int | None:
         """The position of the last transaction of an epoch, at or below `upto`; None without one."""
@@ -390,7 +377,7 @@ class BronzeReader:
     def changes(self, table: TableName, span: Span) -> pa.Table:
         """All columns of one table's changes (I U D T) in a span, in order."""
         files = self.applied_files()
-        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, relations=[str(table)])
+        paths = files.select_span(span, relations=[str(table)])
         wanted = span_filter(span) & (pc.field("relation") == str(table))
         wanted &= pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE])
         return _in_order(files.read(paths, SCHEMA.names, wanted))
@@ -406,9 +393,8 @@ class BronzeReader:
         if epoch is None:
             state = self.state()
             epoch = state.epoch if state is not None else 0
-        files = self.files()
-        paths = files.select(epoch=epoch, after=position - 1, upto=position)
-        return _in_order(files.read(paths, SCHEMA.names, span_filter(Span(epoch, position - 1, position))))
+        files, place = self.files(), Span(epoch, position - 1, position)
+        return _in_order(files.read(files.select_span(place), SCHEMA.names, span_filter(place)))
 
     def transactions(self, span: Span, columns: Sequence[str] = SCHEMA.names) -> Iterator[tuple[int, list[Any]]]:
         """The rows of each position of a span as dictionaries, in their order, file by file.
@@ -417,8 +403,9 @@ class BronzeReader:
         """
         files = self.files()
         wanted = span_filter(span) & ~pc.field("op").isin([RELATION, SNAPSHOT])
-        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto)
-        rows = itertools.chain.from_iterable(_dictionaries(files.read([path], columns, wanted)) for path in paths)
+        tables = (files.read([path], columns, wanted) for path in files.select_span(span))
+        batches = (batch for table in tables for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE))
+        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
         for position, group in itertools.groupby(rows, key=lambda row: row["position"]):
             yield position, list(group)
 
@@ -461,11 +448,6 @@ def _ascending(keys: list[Any]) -> bool:
             return False
         undecided &= step == 0
     return True
-
-
-def _dictionaries(rows: pa.Table) -> Iterator[dict[str, Any]]:
-    for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
-        yield from batch.to_pylist()
 
 
 def _commit_row(row: dict[str, Any]) -> CommitRow:

@@ -11,11 +11,13 @@ file, the rows of the next one are built.
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from itertools import groupby
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +63,7 @@ def build(
     places = _places(batch, changes)
     infos, head = _commit_infos(batch, changes, places.sizes, previous)
     bounds = [raw.bounds for raw in batch]
-    layouts = changes.relations
+    layouts, begins = changes.relations, [_begin_info(raw) for raw in batch]
     per_transaction = {
         "position": pa.array([b.position for b in bounds], pa.int64()),
         "csn": pa.array([b.csn for b in bounds], pa.int64()),
@@ -83,13 +85,7 @@ def build(
         "old": _lists(places, changes.old, SCHEMA.field("old").type),
         "unchanged": _lists(places, changes.unchanged, SCHEMA.field("unchanged").type),
         "old_kind": _as_array(changes.old_kind, pa.string()).take(places.change),
-        "info": _infos(
-            places,
-            [_layout_info(layout) for layout in layouts],
-            [_begin_info(raw) for raw in batch],
-            infos,
-            changes.info,
-        ),
+        "info": _infos(places, [_layout_info(layout) for layout in layouts], begins, infos, changes.info),
     }
     if changes.raw is not None:
         columns["raw"] = _as_array(changes.raw, pa.binary()).take(places.change)
@@ -115,30 +111,24 @@ def snapshot_rows(relation: Relation, rows: Any, place: Place, first_ordinal: in
     nothing = np.zeros(size, bool)
     nothing[0] = True
     columns = {
-        "position": pa.array(np.full(size, place.position, np.int64)),
         "ordinal": pa.array(ordinal, mask=nothing),
         "op": pa.array([RELATION] + [SNAPSHOT] * len(rows), pa.string()),
-        "relation": pa.repeat(str(relation.table), size),
-        "layout": pa.array(np.full(size, relation.layout, np.int64)),
         "new": pa.chunked_array([pa.nulls(1, kind), *(_as_array(piece, kind) for piece in pieces)]),
         "info": pa.array([_layout_info(relation)] + [None] * len(rows), pa.string()),
-    } | _constants(size, stream=place.stream, epoch=place.epoch, ingest_ts=place.ingest_ts)
-    return _full_table(columns, size)
+    }
+    return _full_table(columns, size, relation, place)
 
 
 def absent_rows(relation: Relation, keys: Any, place: Place, first_ordinal: int) -> pa.Table:
     """An `S` row without a new tuple for each entry of `keys`: the snapshot has no row with this key."""
     size = len(keys)
     columns = {
-        "position": pa.array(np.full(size, place.position, np.int64)),
         "ordinal": pa.array(np.arange(first_ordinal, first_ordinal + size, dtype=np.int64)),
         "op": pa.repeat(SNAPSHOT, size),
-        "relation": pa.repeat(str(relation.table), size),
-        "layout": pa.array(np.full(size, relation.layout, np.int64)),
         "old": _as_array(keys, SCHEMA.field("old").type),
         "old_kind": pa.repeat("key", size),
-    } | _constants(size, stream=place.stream, epoch=place.epoch, ingest_ts=place.ingest_ts)
-    return _full_table(columns, size)
+    }
+    return _full_table(columns, size, relation, place)
 
 
 @dataclass(frozen=True)
@@ -171,17 +161,8 @@ def _places(batch: Sequence[ReceivedTransaction], changes: ChangeColumns) -> _Pl
     relation[change_rows] = changes.relation
     ordinal = np.arange(rows) - np.concatenate((np.zeros(layouts, np.int64), np.repeat(begin, sizes + 2)))
     ordinal[:layouts] = -1
-    return _Places(
-        rows,
-        sizes,
-        begin,
-        commit,
-        change_rows,
-        _index(change),
-        _index(transaction),
-        _index(relation),
-        ordinal.astype(np.int64),
-    )
+    change, transaction, relation = _index(change), _index(transaction), _index(relation)
+    return _Places(rows, sizes, begin, commit, change_rows, change, transaction, relation, ordinal.astype(np.int64))
 
 
 def _index(values: Any) -> pa.Array:
@@ -196,8 +177,13 @@ def _as_array(values: Any, kind: pa.DataType) -> Any:
     return values if values.type == kind else values.cast(kind)
 
 
-def _full_table(columns: dict[str, Any], rows: int) -> pa.Table:
-    """A table of the contract; missing columns are NULL."""
+def _full_table(columns: dict[str, Any], rows: int, relation: Relation, place: Place) -> pa.Table:
+    """A table of the contract with rows at a place; missing columns are NULL."""
+    columns |= {
+        "position": pa.array(np.full(rows, place.position, np.int64)),
+        "relation": pa.repeat(str(relation.table), rows),
+        "layout": pa.array(np.full(rows, relation.layout, np.int64)),
+    } | _constants(rows, stream=place.stream, epoch=place.epoch, ingest_ts=place.ingest_ts)
     return pa.table(
         {f.name: columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in SCHEMA}, schema=SCHEMA
     )
@@ -259,14 +245,7 @@ def _spread(lists: Any, row_indices: Any, rows: int) -> Any:
 
 
 def _infos(places: _Places, layouts: list[str], begins: list[str | None], commits: list[str], infos: Any) -> Any:
-    pool = pa.concat_arrays(
-        [
-            pa.array(layouts, pa.string()),
-            pa.array(begins, pa.string()),
-            pa.array(commits, pa.string()),
-            _as_array(infos, pa.string()),
-        ]
-    )
+    pool = pa.concat_arrays([pa.array([*layouts, *begins, *commits], pa.string()), _as_array(infos, pa.string())])
     source = np.empty(places.rows, np.int64)
     source[: len(layouts)] = np.arange(len(layouts))
     source[places.begin] = len(layouts) + np.arange(len(begins))
@@ -288,9 +267,7 @@ def _begin_info(raw: ReceivedTransaction) -> str | None:
 def _commit_infos(
     batch: Sequence[ReceivedTransaction], changes: ChangeColumns, sizes: Any, previous: bytes
 ) -> tuple[list[str], bytes]:
-    """The `info` of each COMMIT row, and the last hash. Formatted by hand, because small transactions cost most
-    here.
-    """
+    """The `info` of each COMMIT row, and the last hash. Formatted by hand: small transactions cost most here."""
     head, start, infos = previous, 0, []
     digests = changes.digests
     for index, (raw, size, counts) in enumerate(zip(batch, sizes.tolist(), _counts(changes, len(batch)), strict=True)):
@@ -338,20 +315,18 @@ def _counts(changes: ChangeColumns, transactions: int) -> list[str]:
     return texts
 
 
-Build: TypeAlias = Callable[..., tuple[pa.Table, bytes]]
-"""`bronze.row_builder.build` with the arguments that are the same for all rows of a commit."""
-
-
 class LargeRows:
     """The rows of one transaction, used once. `head`: its hash, after its last part."""
 
-    def __init__(self, raw: ReceivedTransaction, build: Build, previous: bytes) -> None:
-        """`raw`: the whole transaction; `previous`: the hash of the transaction before."""
+    def __init__(self, raw: ReceivedTransaction, build: Callable[..., tuple[pa.Table, bytes]], previous: bytes) -> None:
+        """`raw`: the whole transaction; `build`: as of this module, with the arguments that are the same for all rows
+        of a commit; `previous`: the hash of the transaction before.
+        """
         self._raw = raw
         self._build = build
         self.head = previous
         self._content = Content()
-        self._counts: dict[str, dict[str, int]] = {}
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._layouts: set[int] = set()
         self._undecoded: Undecoded | None = None
         self._frames = self._changes = 0
@@ -362,14 +337,21 @@ class LargeRows:
         layouts, first = len(changes.relations), self._frames == 0
         ordinals = np.arange(self._changes + 1, self._changes + len(changes) + 1, dtype=np.int64)
         body = _set_column(rows.slice(layouts + 1, len(changes)), "ordinal", pa.array(ordinals))
-        pieces = [self._new_layouts(rows.slice(0, layouts)), rows.slice(layouts, int(first)), body]
+        numbers = [relation.layout for relation in changes.relations]
+        fresh = pa.array([number not in self._layouts for number in numbers], pa.bool_())
+        self._layouts.update(numbers)
+        pieces = [rows.slice(0, layouts).filter(fresh), rows.slice(layouts, int(first)), body]
         commit = rows.slice(rows.num_rows - 1)
         self._frames += raw.count
         self._changes += len(changes)
         self._content.add_all(changes.digests)
-        self._count(json.loads(commit["info"][0].as_py())["counts"])
+        for table, kinds in json.loads(commit["info"][0].as_py())["counts"].items():
+            self._counts[table].update(kinds)
         if (why := changes.undecoded.get(0)) is not None:
-            self._undecoded = why if self._undecoded is None else _merge_undecoded(self._undecoded, why)
+            if (earlier := self._undecoded) is not None:
+                tables = tuple(dict.fromkeys([*earlier.tables, *why.tables]))
+                why = replace(earlier, frames=earlier.frames + why.frames, tables=tables)
+            self._undecoded = why
         if self._frames == self._raw.count:
             pieces.append(self._end(commit, changes.configuration))
         return pa.concat_tables(pieces)
@@ -384,36 +366,16 @@ class LargeRows:
         info = commit_info(self._raw, counts[1:-1], content, self.head, configuration, self._undecoded)
         return _set_column(_set_column(commit, "ordinal", pa.array([self._changes + 1])), "info", pa.array([info]))
 
-    def _count(self, counts: dict[str, dict[str, int]]) -> None:
-        for table, kinds in counts.items():
-            totals = self._counts.setdefault(table, {})
-            for op, number in kinds.items():
-                totals[op] = totals.get(op, 0) + number
-
-    def _new_layouts(self, rows: pa.Table) -> pa.Table:
-        """Layout rows that no earlier part had."""
-        numbers = rows["layout"].to_pylist()
-        fresh = pa.array([number not in self._layouts for number in numbers], pa.bool_())
-        self._layouts.update(numbers)
-        return rows.filter(fresh)
-
 
 def _set_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
     index = SCHEMA.get_field_index(name)
     return rows.set_column(index, SCHEMA.field(index), values.cast(SCHEMA.field(index).type))
 
 
-def _merge_undecoded(first: Undecoded, second: Undecoded) -> Undecoded:
-    tables = tuple(dict.fromkeys([*first.tables, *second.tables]))
-    return replace(first, frames=first.frames + second.frames, tables=tables)
-
-
 T = TypeVar("T")
 
 _LARGE: Final = 16 << 20
-"""Bytes of a part that is one large row: Arrow keeps several times as much memory for a while after use (measured),
-unless it is told to return it.
-"""
+"""Bytes of a part with one large row, of which Arrow keeps several times the memory until told to free it (seen)."""
 _FEW: Final = 1000
 """A table of so many bytes with fewer rows than this has large rows."""
 
@@ -530,14 +492,6 @@ def _release_memory(part: ReceivedTransaction) -> None:
 
 def _runs(transactions: Sequence[ReceivedTransaction]) -> Iterator[Sequence[ReceivedTransaction] | InParts]:
     """Consecutive ordinary transactions, and each large one."""
-    run: list[ReceivedTransaction] = []
-    for transaction in transactions:
-        if isinstance(transaction, InParts):
-            if run:
-                yield run
-            yield transaction
-            run = []
-        else:
-            run.append(transaction)
-    if run:
-        yield run
+    for large, group in groupby(transactions, lambda transaction: isinstance(transaction, InParts)):
+        run = list(group)
+        yield from cast("list[InParts]", run) if large else (run,)

@@ -115,12 +115,12 @@ def _keys(rows: pa.Table, layout: int, key_columns: Sequence[int]) -> dict[int, 
     layout_rows = numbered.filter(pc.and_(pc.equal(rows["layout"], layout), pc.not_equal(rows["op"], TRUNCATE)))
     new = _tuples(layout_rows["new"], layout_rows["old"], key_columns)
     old = _tuples(layout_rows["old"], layout_rows["new"], key_columns)
-    keys: dict[int, tuple[Key | None, Key | None]] = {}
     gone = pc.or_(pc.equal(layout_rows["op"], DELETE), pc.is_null(layout_rows["new"])).to_pylist()
-    numbers = layout_rows["at"].to_pylist()
-    for row, op, before, after, goes in zip(numbers, layout_rows["op"].to_pylist(), old, new, gone, strict=True):
-        keys[row] = (before if goes or op not in {INSERT, SNAPSHOT} else None, None if goes else after)
-    return keys
+    numbers, ops = layout_rows["at"].to_pylist(), layout_rows["op"].to_pylist()
+    return {
+        row: (before if goes or op not in {INSERT, SNAPSHOT} else None, None if goes else after)
+        for row, op, before, after, goes in zip(numbers, ops, old, new, gone, strict=True)
+    }
 
 
 def _tuples(first: pa.ChunkedArray, second: pa.ChunkedArray, key_columns: Sequence[int]) -> list[Key]:
@@ -155,18 +155,14 @@ def _events_of_key(steps: Sequence[_Step], events: Sequence[RowEvent], asked: Ke
         leaves = step.after if step.again and step.before is None else step.before
         old = _Row(number, event.old) if event.old_kind == "full" and event.old is not None else None
         previous = None if leaves is None else alive.row_of(leaves, old)
-        row = _Row(number if previous is None else previous.number, _values(event, old or previous))
+        before = old or previous
+        unchanged = {} if before is None else {name: before.values.get(name) for name in event.unchanged}
+        row = _Row(number if previous is None else previous.number, {**(event.new or {}), **unchanged})
         alive.move(leaves, step.after, row, old)
         if asked in {step.before, step.after}:
             wanted.add(row.number)
         of_row.append((event, {row.number}))
     return [event for event, rows in of_row if rows & wanted]
-
-
-def _values(event: RowEvent, before: _Row | None) -> dict[str, str | None]:
-    """The row after an event, with unchanged values from before."""
-    unchanged = {} if before is None else {name: before.values.get(name) for name in event.unchanged}
-    return {**(event.new or {}), **unchanged}
 
 
 def _event(row: dict[str, Any], step: _Step, layouts: Mapping[int, Relation], columns: Sequence[str]) -> RowEvent:
@@ -233,8 +229,7 @@ def replay_rows(
 
 
 def _change(rows: RowsByKey[Row], row: Mapping[str, Any], names: Sequence[str], keys: Sequence[str]) -> None:
-    new = None if row["new"] is None else dict(zip(names, row["new"], strict=True))
-    old = None if row["old"] is None else dict(zip(names, row["old"], strict=True))
+    new, old = values_by_name(names, row["new"]), values_by_name(names, row["old"])
     match row["op"]:
         case "T":
             rows.clear()

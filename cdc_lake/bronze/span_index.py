@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,12 +30,13 @@ import pyarrow.parquet as pq
 
 from cdc_lake.bronze.contract import DELETE, INSERT, SCHEMA, SNAPSHOT, TRUNCATE, UPDATE
 from cdc_lake.bronze.data_files import Files
-from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.reader import BronzeReader, span_filter
 from cdc_lake.errors import LakeError
 from cdc_lake.model.change import Truncated
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import RefetchedRows
 from cdc_lake.model.relation import TableName
+from cdc_lake.tables.files import grouped
 from cdc_lake.tables.object_store import reading
 
 
@@ -186,8 +188,7 @@ SPLIT_FROM = 50_000
 """Number of superfluous rows that the tables of a span together would read, from which on it is partitioned. Splitting
 100,000 rows takes half a second of processor time (measured); the threshold is an estimate."""
 
-_LEFT_OUT = {"stream", "raw", "info", "ingest_ts"}
-_SPAN_COLUMNS = [name for name in SCHEMA.names if name not in _LEFT_OUT]
+_SPAN_COLUMNS = [name for name in SCHEMA.names if name not in {"stream", "raw", "info", "ingest_ts"}]
 _READ_AT_ONCE_BYTES = 64 << 20  # bytes of rows in memory
 
 
@@ -209,7 +210,8 @@ class SpanPartitioner:
         folder = self._folder / str(self._number)
         written: dict[str, list[str]] = {}
         numbers: dict[str, int] = {}
-        for n, part in enumerate(_parts(_rows(files, span))):
+        groups = grouped(_rows(files, span), lambda part: part.nbytes, _READ_AT_ONCE_BYTES)
+        for n, part in enumerate(map(pa.concat_tables, groups)):
             for relation, rows in _by_table(part):
                 number = numbers.setdefault(relation, len(numbers))
                 written.setdefault(relation, []).append(_write(rows, folder / f"{number}-{n}.parquet"))
@@ -222,24 +224,9 @@ class SpanPartitioner:
 
 def _rows(files: Files, span: Span) -> Iterator[pa.Table]:
     """The changes of a span, in parts."""
-    position = pc.field("position")
-    wanted = (pc.field("epoch") == span.epoch) & (position > span.after) & (position <= span.upto)
     again = (pc.field("op") == SNAPSHOT) & (pc.field("ordinal") < 0)  # rows that were read again
-    wanted &= pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE]) | again
-    paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto)
-    return files.batches(paths, _SPAN_COLUMNS, wanted)
-
-
-def _parts(batches: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in parts of about `_AT_ONCE`."""
-    buffer: list[pa.Table] = []
-    for batch in batches:
-        buffer.append(batch)
-        if sum(part.nbytes for part in buffer) >= _READ_AT_ONCE_BYTES:
-            yield pa.concat_tables(buffer)
-            buffer = []
-    if buffer:
-        yield pa.concat_tables(buffer)
+    wanted = span_filter(span) & (pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE]) | again)
+    return files.batches(files.select_span(span), _SPAN_COLUMNS, wanted)
 
 
 def _by_table(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -353,22 +340,6 @@ _OF_OPS = pa.array(_OPS)
 _FILES_AT_ONCE = 2
 """Files that are searched in parallel: one core decompresses one file."""
 
-_KEY_SCAN_COLUMNS = (
-    "relation",
-    "stream",
-    "epoch",
-    "position",
-    "ordinal",
-    "op",
-    "csn",
-    "commit_lsn",
-    "commit_ts",
-    "xid",
-    "layout",
-    "new",
-    "old",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class KeyTouch:
@@ -385,6 +356,9 @@ class KeyTouch:
     xid: int | None
 
 
+_KEY_SCAN_COLUMNS = ("relation", "layout", "new", "old", *(field.name for field in fields(KeyTouch)))
+
+
 def touching(
     reader: BronzeReader, table: TableName, names: Sequence[str], keys: frozenset[Key], texts_of: TextsOf
 ) -> dict[Key, list[KeyTouch]]:
@@ -397,20 +371,21 @@ def touching(
     files = reader.applied_files()
 
     def read_touches(path: str) -> list[tuple[Key | None, KeyTouch]]:
-        parts = files.rough(path, _KEY_SCAN_COLUMNS, (pc.field("relation") == str(table)) & pc.field("op").isin(_OPS))
-        return [hit for part in parts for hit in _hits(_rows_of_table(part, table), keys, names, places, texts_of)]
+        hits: list[tuple[Key | None, KeyTouch]] = []
+        wanted = (pc.field("relation") == str(table)) & pc.field("op").isin(_OPS)
+        for part in files.rough(path, _KEY_SCAN_COLUMNS, wanted):
+            of_table = pc.and_(pc.equal(part["relation"], str(table)), pc.is_in(part["op"], value_set=_OF_OPS))
+            hits += _hits(_filter_rows(part, of_table), keys, names, places, texts_of)
+        return hits
 
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="touching") as threads:
         for hits in threads.map(read_touches, files.select(relations=[str(table)])):
             for key, change in hits:
                 for touched_key in keys if key is None else (key,):
                     changes_by_key[touched_key].add(change)
-    return {key: sorted(changes, key=_place) for key, changes in changes_by_key.items()}
-
-
-def _rows_of_table(rows: pa.Table, table: TableName) -> pa.Table:
-    """The rows that change the table."""
-    return _filter_rows(rows, pc.and_(pc.equal(rows["relation"], str(table)), pc.is_in(rows["op"], value_set=_OF_OPS)))
+    return {
+        key: sorted(changes, key=attrgetter("epoch", "position", "ordinal")) for key, changes in changes_by_key.items()
+    }
 
 
 def _hits(
@@ -459,10 +434,6 @@ def _filter_rows(rows: pa.Table, wanted: Any) -> pa.Table:
 
 def _touching(row: Mapping[str, Any]) -> KeyTouch:
     return KeyTouch(**{field.name: row[field.name] for field in fields(KeyTouch)})
-
-
-def _place(change: KeyTouch) -> tuple[int, int, int]:
-    return change.epoch, change.position, change.ordinal
 
 
 def _places(columns: Sequence[str], names: Sequence[str]) -> list[int] | None:

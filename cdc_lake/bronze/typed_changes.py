@@ -12,7 +12,7 @@ A permanent view cannot list files, which change; it refers to the Delta table b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import uuid4
@@ -135,37 +135,35 @@ def _of_layout(rows: pa.Table, number: int, of: TableColumns, schema: pa.Schema,
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
+@dataclass
 class _Reading:
     """The tuples of some rows of one layout, and their texts without a value."""
 
-    def __init__(
-        self, rows: pa.Table, of: TableColumns, places: Sequence[int | None], *, typed: bool, keep: bool
-    ) -> None:
-        self._rows = rows
-        self._of = of
-        self._places = places
-        self._typed = typed
-        self.keep = keep
-        self._misfits: dict[int, list[tuple[str, str]]] = {}
+    rows: pa.Table
+    of: TableColumns
+    places: Sequence[int | None]
+    typed: bool = field(kw_only=True)
+    keep: bool = field(kw_only=True)
+    _misfits: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
 
     def tuple_of(self, lists: Any, prefix: str) -> list[Any]:
         """One array per column, from an array of tuples."""
-        columns = zip(self._of.columns, self._of.names, self._places, strict=True)
+        columns = zip(self.of.columns, self.of.names, self.places, strict=True)
         return [self._column(lists, column, prefix + name, index) for column, name, index in columns]
 
     def misfits(self) -> Any:
         """The texts without a value, by column name, NULL if there are none."""
-        return pa.array([self._misfits.get(row) for row in range(self._rows.num_rows)], _TEXTS)
+        return pa.array([self._misfits.get(row) for row in range(self.rows.num_rows)], _TEXTS)
 
     def _column(self, lists: Any, column: Column, name: str, index: int | None) -> Any:
-        kind = arrow_type(column) if self._typed else pa.string()
+        kind = arrow_type(column) if self.typed else pa.string()
         if index is None:
             return pa.nulls(len(lists), kind)
         try:
             texts = pc.list_element(lists, index)
         except (pa.ArrowInvalid, pa.ArrowIndexError) as cause:
-            raise BronzeDamaged(f"a tuple of {self._of.table} is shorter than its layout") from cause
-        if not self._typed:
+            raise BronzeDamaged(f"a tuple of {self.of.table} is shorter than its layout") from cause
+        if not self.typed:
             return texts
         values, wrong = read_texts(texts, column)
         if wrong is not None:
@@ -174,10 +172,10 @@ class _Reading:
 
     def _note(self, texts: Any, wrong: list[int], name: str, kind: pa.DataType) -> None:
         if not self.keep:
-            epoch, position = (self._rows[c][wrong[0]].as_py() for c in ("epoch", "position"))
+            epoch, position = (self.rows[c][wrong[0]].as_py() for c in ("epoch", "position"))
             raise ValueNotTyped(
                 f"a value of `{name}` at position {position} of epoch {epoch} is not a valid {kind}",
-                where=str(self._of.table),
+                where=str(self.of.table),
             )
         for row in wrong:
             self._misfits.setdefault(row, []).append((name, texts[row].as_py()))
@@ -215,36 +213,13 @@ _SAID = (
 )
 
 
-def changes_frame(
-    spark: SparkSession,
-    paths: Sequence[str],
-    of: TableColumns,
-    span: Span | None,
-    *,
-    misfits: Misfits,
-    snapshot: bool,
-    later: Sequence[tuple[int, int]] = (),
-) -> DataFrame:
-    """The changes of one table in the given files; `later`: places of transactions that were decoded later."""
-    return _frame(
-        spark, paths, lambda rows: changes_sql(rows, of, span, misfits=misfits, snapshot=snapshot, later=later)
-    )
-
-
-def transactions_frame(spark: SparkSession, paths: Sequence[str], span: Span | None) -> DataFrame:
-    """The transactions in the given files."""
-    return _frame(spark, paths, lambda rows: transactions_sql(rows, span))
-
-
 def register(
     spark: SparkSession, paths: Sequence[str], shapes: Sequence[TableColumns], *, later: Sequence[tuple[int, int]]
 ) -> tuple[str, ...]:
-    """Create a temporary view of each table in the given files, and one of transactions; returns their names.
-    Raises ViewNotMade.
-    """
+    """Create temporary views of each table in the files and of transactions; returns the names. Raises ViewNotMade."""
     queries = _queries(shapes, later)
     for name, query in queries.items():
-        _frame(spark, paths, query).createOrReplaceTempView(quote_identifier(name))
+        query_files(spark, paths, query).createOrReplaceTempView(quote_identifier(name))
     return tuple(queries)
 
 
@@ -267,15 +242,10 @@ def _queries(shapes: Sequence[TableColumns], later: Sequence[tuple[int, int]]) -
     """View → its query over a relation with bronze's rows."""
     queries: dict[str, Query] = {}
     for of in shapes:
-        if (name := view_name(of.table)) in queries:
+        if (name := f"{of.table.schema}_{of.table.name}") in queries:
             raise ViewNotMade(f"two tables would have the same view {name}", where=str(of.table))
         queries[name] = partial(changes_sql, of=of, span=None, misfits="keep", snapshot=True, later=later)
     return {**queries, "transactions": partial(transactions_sql, span=None)}
-
-
-def view_name(table: TableName) -> str:
-    """`public.orders` → `public_orders`."""
-    return f"{table.schema}_{table.name}"
 
 
 def transactions_sql(source: str, span: Span | None) -> str:
@@ -302,7 +272,10 @@ def changes_sql(
     snapshot: bool,
     later: Sequence[tuple[int, int]] = (),
 ) -> str:
-    """The changes of one table, as in `bronze.typed_changes`; an undecodable transaction stops the query."""
+    """The changes of one table, as in `bronze.typed_changes`; an undecodable transaction stops the query.
+
+    `later`: places of transactions that were decoded later.
+    """
     ops = "'I', 'U', 'D', 'T', 'S'" if snapshot else "'I', 'U', 'D', 'T'"
     own = f"relation = {literal(str(of.table))} AND op IN ({ops})"
     exclusions = "".join(f" AND NOT (epoch = {epoch} AND position = {position})" for epoch, position in later)
@@ -312,18 +285,20 @@ def changes_sql(
     return f"SELECT {', '.join(changes.values)} FROM (SELECT {', '.join(changes.texts)} FROM {source} WHERE {where})"
 
 
+@dataclass
 class _Changes:
     """The expressions of one table: first the texts by column, independent of the layout, then their values."""
 
-    def __init__(self, of: TableColumns, misfits: Misfits) -> None:
-        self._of = of
-        self._misfits = misfits
-        self._places = {number: of.places(number) for number in of.layouts}
+    of: TableColumns
+    misfits: Misfits
+
+    def __post_init__(self) -> None:
+        self._places = {number: self.of.places(number) for number in self.of.layouts}
 
     @property
     def texts(self) -> list[str]:
         """The inner query: bronze's columns that are kept, and `new_<n>` and `old_<n>` for each column."""
-        of = self._of
+        of = self.of
         expressions = [*dict.fromkeys((*PLACES.values(), "old_kind")), "old IS NOT NULL AS had_old"]
         for array in ("new", "old"):
             expressions += [f"{self._text(array, index)} AS {array}_{index}" for index in range(len(of.columns))]
@@ -336,7 +311,7 @@ class _Changes:
     @property
     def values(self) -> list[str]:
         """The outer query."""
-        of = self._of
+        of = self.of
         expressions = [f"{source} AS {name}" for name, source in PLACES.items()]
         expressions += [
             f"{self._value('new', index)} AS {quote_identifier(name)}" for index, name in enumerate(of.names)
@@ -344,23 +319,23 @@ class _Changes:
         fields = ", ".join(f"{literal(name)}, {self._value('old', index)}" for index, name in enumerate(of.names))
         expressions += [f"CASE WHEN had_old THEN named_struct({fields}) END AS _old", "old_kind AS _old_kind"]
         expressions += ["unsent AS _unchanged", "absent AS _absent"]
-        return [*expressions, f"{self._misfits_sql} AS _misfit"] if self._misfits == "keep" else expressions
+        return [*expressions, f"{self._misfits_sql} AS _misfit"] if self.misfits == "keep" else expressions
 
     def _value(self, array: str, index: int) -> str:
-        text, column = f"{array}_{index}", self._of.columns[index]
+        text, column = f"{array}_{index}", self.of.columns[index]
         kind = column_type(column)
         value, fits = cast_sql(text, kind), fits_sql(text, kind)
         if fits == "true":
             return value
-        what = f"`{self._of.names[index]}` is not a valid {kind.sql}"
+        what = f"`{self.of.names[index]}` is not a valid {kind.sql}"
         stop = f"raise_error(concat({literal(f'a value of {what} at position ')}, position, ' of epoch ', epoch))"
-        return f"CASE WHEN {fits} THEN {value}{f' ELSE {stop}' if self._misfits == 'stop' else ''} END"
+        return f"CASE WHEN {fits} THEN {value}{f' ELSE {stop}' if self.misfits == 'stop' else ''} END"
 
     @property
     def _misfits_sql(self) -> str:
         entries = []
         for array, prefix in (("new", ""), ("old", "_old.")):
-            for index, (name, column) in enumerate(zip(self._of.names, self._of.columns, strict=True)):
+            for index, (name, column) in enumerate(zip(self.of.names, self.of.columns, strict=True)):
                 fits = fits_sql(f"{array}_{index}", column_type(column))
                 if fits != "true":
                     entry = f"struct({literal(prefix + name)} AS key, {array}_{index} AS value)"
@@ -378,7 +353,7 @@ class _Changes:
         return self._by_layout(layout_text)
 
     def _absent(self, number: int) -> str:
-        names = [name for name, index in zip(self._of.names, self._places[number], strict=True) if index is None]
+        names = [name for name, index in zip(self.of.names, self._places[number], strict=True) if index is None]
         return _array(names) if names else "CAST(NULL AS ARRAY<STRING>)"
 
     def _by_layout(self, expression: Callable[[int], str]) -> str:
@@ -388,10 +363,10 @@ class _Changes:
 
     @cached_property
     def _unknown(self) -> str:
-        return f"raise_error({literal(f'{self._of.table} was altered since the view was created: create it again')})"
+        return f"raise_error({literal(f'{self.of.table} was altered since the view was created: create it again')})"
 
 
-def _frame(spark: SparkSession, paths: Sequence[str], query: Query) -> DataFrame:
+def query_files(spark: SparkSession, paths: Sequence[str], query: Query) -> DataFrame:
     """A query over the given files, with a temporary name that SQL needs."""
     reading = spark.read.schema(_SCHEMA)
     rows = reading.parquet(*paths) if paths else spark.createDataFrame([], _SCHEMA)

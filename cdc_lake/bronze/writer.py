@@ -97,20 +97,19 @@ class TableBronze:
         written = rows.map_tables(self._files)
         confirm = max(before.confirm, closed_batch.confirm)
         state = replace(before, upto=closed_batch.upto, confirm=confirm, head=rows.head, empty=closed_batch.empty)
-        version, size = self._commit(state, written, {}), _bytes(written)
-        landed = _commit_result(
-            state, version, transactions=len(fresh), changes=rows.changes, repeats=repeats, bytes_written=size
+        version, size = self._commit(state, written, {}), sum(file.size for file in written)
+        return BronzeCommit(
+            state.upto, state.confirm, len(fresh), rows.changes, repeats, size, version, rows.operations
         )
-        return replace(landed, operations=rows.operations)
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
         """Record that nothing is missing up to `position`, unless the markers are that high already."""
         before = self._stream()
         upto, confirm = max(before.upto, position), max(before.confirm, confirm)
         if (upto, confirm) == (before.upto, before.confirm):
-            return _commit_result(before, self._table.version)
+            return _without_rows(before, self._table.version)
         state = replace(before, upto=upto, confirm=confirm, empty=empty if position >= before.upto else before.empty)
-        return _commit_result(state, self._commit(state, (), {}))
+        return _without_rows(state, self._commit(state, (), {}))
 
     def turn_back(self, position: int) -> StreamCheckpoint:
         """Record that bronze is complete up to `position` only, unless the markers are that low already."""
@@ -128,12 +127,13 @@ class TableBronze:
         app = snapshot_app(state.stream, snapshot)
         last = self._table.last_chunk(app)
         if last is not None and chunk <= last:
-            return _commit_result(state, self._table.version)
+            return _without_rows(state, self._table.version)
         place = Place(state.stream, state.epoch, position, self._clock())
         table = snapshot_rows(relation, rows, place, first_ordinal)
         written = self._files(table)
         version = self._commit(state, written, {app: chunk})
-        return _commit_result(state, version, changes=table.num_rows - 1, bytes_written=_bytes(written))
+        size = sum(file.size for file in written)
+        return BronzeCommit(state.upto, state.confirm, 0, table.num_rows - 1, 0, size, version)
 
     def as_landed(self, relation: Relation) -> Relation:
         """The layout itself, because nothing is redacted here."""
@@ -190,14 +190,12 @@ class TableBronze:
             try:
                 version = self._table.commit(files, state, chunks)
             except AnotherReceiver:
-                if before is None or not self._table.refresh():
-                    self._refused = True
-                    raise
-                self._table.prove()
-                if self._table.state() != before:
-                    self._refused = True
-                    raise
-                if last != {app: self._table.last_chunk(app) for app in chunks}:
+                is_unchanged = before is not None and self._table.refresh()
+                if is_unchanged:
+                    self._table.prove()
+                    chunks_now = {app: self._table.last_chunk(app) for app in chunks}
+                    is_unchanged = self._table.state() == before and last == chunks_now
+                if not is_unchanged:
                     self._refused = True
                     raise
             else:
@@ -252,17 +250,5 @@ def _check_order(batch: TransactionBatch, place: str) -> None:
         raise NotInOrder(f"a batch up to {batch.upto} contains position {positions[-1]}", where=place)
 
 
-def _bytes(files: Sequence[WrittenFile]) -> int:
-    return sum(file.size for file in files)
-
-
-def _commit_result(
-    state: StreamCheckpoint,
-    version: int,
-    *,
-    transactions: int = 0,
-    changes: int = 0,
-    repeats: int = 0,
-    bytes_written: int = 0,
-) -> BronzeCommit:
-    return BronzeCommit(state.upto, state.confirm, transactions, changes, repeats, bytes_written, version)
+def _without_rows(state: StreamCheckpoint, version: int) -> BronzeCommit:
+    return BronzeCommit(state.upto, state.confirm, 0, 0, 0, 0, version)

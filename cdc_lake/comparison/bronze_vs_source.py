@@ -16,12 +16,14 @@ from functools import partial
 import pyarrow as pa
 
 from cdc_lake.bronze.contract import StreamCheckpoint
-from cdc_lake.bronze.hash_chain_verify import ChainVerdict, verify
+from cdc_lake.bronze.hash_chain import ChainVerdict
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.row_history import Row, replay_rows
 from cdc_lake.comparison.columns import count_copies, match
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import all_rows
 from cdc_lake.connectors.factory import compare_source, source_view
 from cdc_lake.connectors.redaction import RedactedComparison, redaction_of
 from cdc_lake.control.snapshots import copies_in_force
@@ -98,7 +100,9 @@ def _tables(
         with source.snapshot([published.table for published in captured]) as snapshot:
             where = point(bronze, snapshot, state.upto, partial(source.ahead, snapshot))
             relations = [source.relation_of(published) for published in captured]
-            rows = [source.rows(relation, published) for relation, published in zip(relations, captured, strict=True)]
+            rows = [
+                all_rows(source, relation, published) for relation, published in zip(relations, captured, strict=True)
+            ]
     keys: dict[str, tuple[str, ...]] = {}
     reasons = {str(relation.table): _cannot(project, bronze, state, where, relation) for relation in relations}
     for relation in relations:

@@ -24,7 +24,7 @@ from cdc_lake.bronze.span_index import KeysOf
 from cdc_lake.comparison.columns import CompareTask, next_step
 from cdc_lake.comparison.row_sets import canonical_texts
 from cdc_lake.config.project import Project
-from cdc_lake.connectors.base import ComparisonSource
+from cdc_lake.connectors.base import ComparisonSource, all_rows
 from cdc_lake.connectors.redaction import rules_of
 from cdc_lake.control.cuts import ACTIVE, TableState, last_cut
 from cdc_lake.control.snapshots import REFETCHED, refetched_rows
@@ -219,7 +219,8 @@ def rows_of_keys(
     keys_of: KeysOf,
 ) -> dict[Key, list[str | None]]:
     """The rows of keys in the source's snapshot, by position in the layout; keys without a row are omitted."""
-    rows = source.rows(source.relation_of(published), replace(published, row_filter=key_filter(published, names, keys)))
+    wanted = replace(published, row_filter=key_filter(published, names, keys))
+    rows = all_rows(source, source.relation_of(published), wanted)
     values = rows.select(list(layout.names)).to_pylist()
     pairs = zip(keys_of(rows.select(list(names))), values, strict=True)
     return {key: list(row.values()) for key, row in pairs if key in keys}

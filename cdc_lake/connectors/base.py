@@ -7,7 +7,8 @@ comparison, and the WAL retained for the pipeline's slot.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,13 +16,14 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from cdc_lake.bronze.contract import StreamCheckpoint
+from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.wal_budget import WalSample
 from cdc_lake.errors import AdvancePastBronze
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observability.events import ProgressReporter
 from cdc_lake.source.base import (
     PendingTransaction,
     PublishedTable,
@@ -30,6 +32,18 @@ from cdc_lake.source.base import (
     format_stream_position,
 )
 from cdc_lake.source.row_hash_sql import HashSql
+from cdc_lake.tables.control_tables import ControlTables
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverContext:
+    """What everything needs that fills bronze. `stop`: set to give up, which raises Stopped."""
+
+    project: Project
+    bronze: BronzeWriter
+    control: ControlTables
+    stop: threading.Event
+    report: ProgressReporter
 
 
 class ActionKind(enum.Enum):
@@ -185,9 +199,7 @@ class SlotList:
 
 @dataclass(frozen=True, slots=True)
 class SlotFound:
-    """A slot that may be dropped: `confirmed` as printed, `retained` bytes; `end` of the WAL, None if not
-    comparable.
-    """
+    """A slot that may be dropped: `confirmed` as printed, `retained` bytes; `end` of the WAL, if comparable."""
 
     confirmed: str | None
     retained: int | None
@@ -265,7 +277,7 @@ class BesideBronze:
     unconfirmed: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotDetails:
     """Details of a slot. None stands for what this server does not have or report.
 
@@ -280,18 +292,18 @@ class SlotDetails:
     slot: SlotView
     order: str
     read_by: str | None
-    inactive_since: datetime | None
+    inactive_since: datetime | None = None
     restart: str | None
     log_end: str
-    wal_status: str | None
-    invalidation: str | None
-    conflicting: bool | None
+    wal_status: str | None = None
+    invalidation: str | None = None
+    conflicting: bool | None = None
     catalog_xmin: int | None
-    catalog_age: int | None
-    synced: bool | None
-    two_phase: bool | None
-    two_phase_at: str | None
-    counters: SlotCounters | None
+    catalog_age: int | None = None
+    synced: bool | None = None
+    two_phase: bool | None = None
+    two_phase_at: str | None = None
+    counters: SlotCounters | None = None
     bronze: BesideBronze | None
     threats: tuple[SlotThreat, ...]
 
@@ -345,6 +357,9 @@ class SlotAdmin(Protocol):
     def drop(self, name: str, wait: float) -> None:
         """Drop a slot, waiting up to `wait` seconds for its reader. Raises SlotActive."""
 
+    def looking(self) -> AbstractContextManager[Callable[[], WalSample | None]]:
+        """Connect; each call takes a sample of the pipeline's slot, None if it is not readable."""
+
 
 class ComparisonSource(Protocol):
     """The source's side of a comparison. Every method raises SourceError."""
@@ -361,9 +376,6 @@ class ComparisonSource(Protocol):
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
         """The rows of a captured table that match its filter, in blocks: large_string columns, text as printed."""
 
-    def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
-        """All of them in one table, if they are few."""
-
     def unsummable_reason(self, relation: Relation) -> str:
         """Why the server cannot sum up hashes of the rows that silver should have; empty if it can."""
 
@@ -374,17 +386,7 @@ class ComparisonSource(Protocol):
         """What the slot still has of what the snapshot shows, after position `after`; None if it has a reader."""
 
 
-def join_blocks(blocks: Iterable[pa.Table], relation: Relation) -> pa.Table:
-    """Concatenate the blocks of a table."""
+def all_rows(source: ComparisonSource, relation: Relation, source_table: PublishedTable) -> pa.Table:
+    """The rows of `source.parts` in one table, if they are few."""
     empty = pa.schema([pa.field(name, pa.large_string()) for name in relation.names]).empty_table()
-    return pa.concat_tables([empty, *blocks])
-
-
-class RetainedWal(Protocol):
-    """The WAL that a slot retains."""
-
-    def looking(self) -> AbstractContextManager[Callable[[], WalSample | None]]:
-        """Connect; each call takes a sample, None without a readable slot. Raises SourceError."""
-
-    def drop(self, patience: float) -> None:
-        """Drop the slot after waiting up to `patience` seconds for its reader. Raises SourceError."""
+    return pa.concat_tables([empty, *source.parts(relation, source_table)])

@@ -5,21 +5,18 @@ Each adapter is imported only when it is used, because it needs only its own dri
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
-from cdc_lake.connectors.base import ComparisonSource, RetainedWal, SlotAdmin, SourceIntrospection
+from cdc_lake.connectors.base import ComparisonSource, ReceiverContext, SlotAdmin, SourceIntrospection
 from cdc_lake.connectors.open_stream import OpenStream
 from cdc_lake.connectors.snapshot_copy import Recopy
 from cdc_lake.control.snapshots import CopiedTable
 from cdc_lake.model.relation import TableName
-from cdc_lake.observability.events import ProgressReporter
 from cdc_lake.source.socket_io import Opened, ignore_open
-from cdc_lake.tables.control_tables import ControlTables
 
 
 def source_view(project: Project) -> AbstractContextManager[SourceIntrospection]:
@@ -45,55 +42,35 @@ def compare_source(project: Project, state: StreamCheckpoint) -> AbstractContext
 
 
 def opened_stream(
-    project: Project,
-    bronze: BronzeWriter,
-    control: ControlTables,
-    stop: threading.Event,
-    report: ProgressReporter,
-    patience: float,
-    recopy: Recopy,
-    *,
-    first: bool,
-    enforce_wal_budget: Callable[[], object],
+    context: ReceiverContext, patience: float, recopy: Recopy, *, first: bool, enforce_wal_budget: Callable[[], object]
 ) -> AbstractContextManager[OpenStream]:
     """Connect, start or check the stream, start replication. `first`: `recopy` copies added tables before anything is
     read, while `enforce_wal_budget` is called; otherwise in parallel. Raises SourceError, LakeError, StateError,
     Stopped.
     """
-    if _of_family(project):
+    if _of_family(context.project):
         from cdc_lake.connectors.gaussdb.adapter import open_family  # noqa: PLC0415
 
-        return open_family(
-            project, bronze, control, stop, report, patience, recopy, first=first, enforce_wal_budget=enforce_wal_budget
-        )
+        return open_family(context, patience, recopy, first=first, enforce_wal_budget=enforce_wal_budget)
     from cdc_lake.connectors.postgres.adapter import open_postgres  # noqa: PLC0415
 
-    return open_postgres(
-        project, bronze, control, stop, report, patience, recopy, first=first, enforce_wal_budget=enforce_wal_budget
-    )
+    return open_postgres(context, patience, recopy, first=first, enforce_wal_budget=enforce_wal_budget)
 
 
 def copy_again(
-    project: Project,
-    state: StreamCheckpoint,
-    tables: Sequence[TableName],
-    bronze: BronzeWriter,
-    control: ControlTables,
-    stop: threading.Event,
-    report: ProgressReporter,
-    opened: Opened = ignore_open,
+    context: ReceiverContext, state: StreamCheckpoint, tables: Sequence[TableName], opened: Opened = ignore_open
 ) -> tuple[str, tuple[CopiedTable, ...]]:
     """Copy the given tables that the stream contains; returns the name of the copy in bronze.
 
     `opened`: called with connections. Raises CopyUnplaced, SourceError, LakeError, StateError, Stopped.
     """
-    if _of_family(project):
+    if _of_family(context.project):
         from cdc_lake.connectors.gaussdb.comparison import copy_family  # noqa: PLC0415
 
-        return copy_family(project, state, tables, bronze, control, stop, report, opened)
+        return copy_family(context, state, tables, opened)
     from cdc_lake.connectors.postgres.snapshot import copy_postgres  # noqa: PLC0415
 
-    return copy_postgres(project, state, tables, bronze, control, stop, report, opened)
+    return copy_postgres(context, state, tables, opened)
 
 
 def slot_care(project: Project) -> SlotAdmin:
@@ -105,17 +82,6 @@ def slot_care(project: Project) -> SlotAdmin:
     from cdc_lake.connectors.postgres.introspection import PostgresSlots  # noqa: PLC0415
 
     return PostgresSlots(project)
-
-
-def kept_wal(project: Project) -> RetainedWal:
-    """The WAL that the pipeline's server retains for its slot."""
-    if _of_family(project):
-        from cdc_lake.connectors.gaussdb.introspection import GaussDbRetainedWal  # noqa: PLC0415
-
-        return GaussDbRetainedWal(project)
-    from cdc_lake.connectors.postgres.adapter import PostgresRetainedWal  # noqa: PLC0415
-
-    return PostgresRetainedWal(project)
 
 
 def _of_family(project: Project) -> bool:

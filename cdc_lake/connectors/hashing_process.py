@@ -59,8 +59,13 @@ class HashingProcess:
     def __call__(self, parts: Sequence[Canonical]) -> Callable[[], list[bytes]]:
         """Begin to hash. Raises HashingDied, as does the returned function."""
         size = sum(memoryview(part.data).nbytes for part in parts)
-        if self._alone or not WORTH <= size <= MOST or not self._try_acquire():
+        if self._alone or not WORTH <= size <= MOST:
             return hashed_here(parts)
+        me = threading.get_ident()
+        with self._lock:
+            if self._user not in (None, me):
+                return hashed_here(parts)
+            self._user = me
         if self._process is None:
             self._process = _start_process()
         if self._asked is not None:  # the chunk turned out to be irregular
@@ -71,15 +76,6 @@ class HashingProcess:
         except OSError as broken:
             raise _died(process) from broken
         return lambda: self._answer(process, parts)
-
-    def _try_acquire(self) -> bool:
-        """Whether this thread may use the process now."""
-        me = threading.get_ident()
-        with self._lock:
-            if self._user not in (None, me):
-                return False
-            self._user = me
-            return True
 
     def _answer(self, process: subprocess.Popen[bytes], parts: Sequence[Canonical]) -> list[bytes]:
         assert self._asked is parts

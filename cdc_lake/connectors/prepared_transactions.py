@@ -82,10 +82,7 @@ class LocalPreparedFiles:
         path = self._folder / name
         temporary = path.with_name(f"{name}{_BESIDE}")
         with self._failing():
-            if self._durable:
-                make_folder(self._folder)
-            else:
-                self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder, durable=self._durable)
             with temporary.open("wb") as file:
                 for block in blocks():
                     file.write(block)
@@ -229,7 +226,20 @@ class PreparedTransactions:
         self._tick = tick
         self._changed = changed
         self._entries: dict[str, _Entry] = {}
-        self._load_entries(state)
+        sizes = place.sizes()
+        for name in sizes:
+            if (epoch := _epoch_of(name)) is None:
+                continue
+            bare = name.removesuffix(_END)
+            if epoch < state.epoch or bare not in sizes:
+                place.remove(name)  # of an earlier stream, or left by an interrupted removal
+            elif name == bare and epoch == state.epoch:
+                prepared, content = read_file(place, name, spool.part)
+                size = content.frames.size
+                spool.park(size, checked=False)
+                # lines contain only the end of the record
+                sent = prepared.lsn < state.confirm or prepared.end_lsn <= state.confirm
+                self._entries[name] = _Entry(prepared, size, self._end_of(name, sizes, state), sent)
         if any(entry.end is not None for entry in self._entries.values()):
             self.clean(highest() or 0, state.confirm)
 
@@ -259,7 +269,7 @@ class PreparedTransactions:
         if name not in self._entries:
             return None
         self._record_end(name, end_lsn)
-        return self._read(name)[1]
+        return read_file(self._place, name, self._spool.part)[1]
 
     def has_changes(self, xid: int, end_lsn: int) -> bool:
         """Whether a transaction that is not stored changed anything. Raises SourceError."""
@@ -280,22 +290,6 @@ class PreparedTransactions:
 
     # ── files ──
 
-    def _load_entries(self, state: StreamCheckpoint) -> None:
-        sizes = self._place.sizes()
-        for name in sizes:
-            if (epoch := _epoch_of(name)) is None:
-                continue
-            bare = name.removesuffix(_END)
-            if epoch < state.epoch or bare not in sizes:
-                self._place.remove(name)  # of an earlier stream, or left by an interrupted removal
-            elif name == bare and epoch == state.epoch:
-                prepared, content = self._read(name)
-                size = content.frames.size
-                self._spool.park(size, checked=False)
-                # lines contain only the end of the record
-                sent = prepared.lsn < state.confirm or prepared.end_lsn <= state.confirm
-                self._entries[name] = _Entry(prepared, size, self._end_of(name, sizes, state), sent)
-
     def _end_of(self, name: str, sizes: Iterable[str], state: StreamCheckpoint) -> int | None:
         """Where it ended; an end that will be read again is removed, because the server may have another one now."""
         note = f"{name}{_END}"
@@ -309,9 +303,6 @@ class PreparedTransactions:
             self._place.remove(note)
             return None
         return int(text)
-
-    def _read(self, name: str) -> tuple[Prepared, PreparedContent]:
-        return read_file(self._place, name, self._spool.part)
 
     def _record_end(self, name: str, end_lsn: int) -> None:
         entry = self._entries[name]

@@ -21,8 +21,7 @@ import pyarrow as pa
 from cdc_lake.bronze.contract import BronzeCommit, BronzeWriter, StreamCheckpoint, Tabulate, TransactionBatch
 from cdc_lake.config.fields import compile_columns, exact_column
 from cdc_lake.config.project import Project, Target
-from cdc_lake.connectors.base import ComparisonSource, join_blocks
-from cdc_lake.decode.change_batch import ChangeColumns
+from cdc_lake.connectors.base import ComparisonSource
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.redaction import Redaction, Rules, Strategy
 from cdc_lake.decode.transaction import ReceivedTransaction
@@ -87,11 +86,7 @@ def check_columns(project: Project, relations: Iterable[Relation]) -> int:
 
 def with_redaction(tabulate: Tabulate, redaction: Redaction) -> Tabulate:
     """Convert raw transactions to redacted columns."""
-
-    def columns(batch: Sequence[Any]) -> ChangeColumns:
-        return redaction.changes(tabulate(batch))
-
-    return columns
+    return lambda batch: redaction.changes(tabulate(batch))
 
 
 class RedactedBronze:
@@ -116,9 +111,7 @@ class RedactedBronze:
         return self._bronze.append(batch, with_redaction(tabulate, self._redaction))
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
-        """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be
-        acknowledged.
-        """
+        """Record by an empty commit that nothing is missing up to `position`; `confirm` may be acknowledged."""
         return self._bronze.advance(position, confirm, empty)
 
     def turn_back(self, position: int) -> StreamCheckpoint:
@@ -163,10 +156,6 @@ class RedactedComparison:
         return (
             self._redaction.table(full_relation, block) for block in self._source.parts(full_relation, source_table)
         )
-
-    def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
-        """All of them in one table, if they are few."""
-        return join_blocks(self.parts(relation, source_table), relation)
 
     def unsummable_reason(self, relation: Relation) -> str:
         """Why the server cannot sum up hashes of the rows that silver should have; empty if it can."""

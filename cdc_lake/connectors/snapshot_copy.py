@@ -19,34 +19,32 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final, Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import Final, Generic, Self, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.config.model import Snapshot
 from cdc_lake.config.project import Project
-from cdc_lake.connectors.base import TableFacts
+from cdc_lake.connectors.base import ReceiverContext, TableFacts
 from cdc_lake.control.snapshots import CopiedTable
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import SNAPSHOT_CHUNK, failpoint
-from cdc_lake.source.socket_io import ConnectionRegistry
-from cdc_lake.source.socket_io import Opened as OpenedConnection
+from cdc_lake.source.socket_io import ConnectionRegistry, Opened
 from cdc_lake.tables.control_tables import ControlTables, control_tables
 
 _LOOK = 0.2  # seconds between checks whether to give up
 
 
 class RateLimiter:
-    """Limits a copy to a number of rows and bytes per second."""
+    """Limits a copy to a number of rows and bytes per second; None: no limit."""
 
     def __init__(
         self, rows: int | None = None, size: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """None: no limit."""
         self._limits = rows, size
         self._clock = clock
         self._due = 0.0
@@ -79,14 +77,6 @@ class TableCopy(Generic[R]):
     parts: Sequence[Part[R]]
 
 
-@dataclass(frozen=True, slots=True)
-class CopyPoint:
-    """The position of copied rows: the name of their snapshot, and its position."""
-
-    snapshot: str
-    position: int
-
-
 class Stopped(Exception):
     """The copy was stopped before its end."""
 
@@ -96,34 +86,25 @@ def chunk_rows(limits: Snapshot) -> int:
     return min(limits.chunk_rows, limits.max_rows_per_second or limits.chunk_rows)
 
 
-def pace_of(limits: Snapshot) -> RateLimiter:
-    """The rate limit of a copy."""
-    return RateLimiter(limits.max_rows_per_second, limits.max_bytes_per_second)
-
-
-def expected_rows(facts: Iterable[TableFacts]) -> int | None:
-    """The planner's estimate of the tables' rows; None if there is none for one of them."""
-    rows = [fact.rows for fact in facts]
-    known_counts = [number for number in rows if number is not None]
-    return sum(known_counts) if len(known_counts) == len(rows) else None
-
-
 def copy_tables(
+    context: ReceiverContext,
     copies: Sequence[TableCopy[R]],
     readers: Sequence[R],
-    bronze: BronzeWriter,
-    point: CopyPoint,
-    stop: threading.Event,
-    report: ProgressReporter,
-    expected: int | None = None,
-    pace: RateLimiter | None = None,
-    finished: Callable[[CopiedTable], None] | None = None,
+    snapshot: str,
+    position: int,
+    facts: Iterable[TableFacts],
+    finished: Callable[[CopiedTable], None] = lambda _: None,
 ) -> tuple[CopiedTable, ...]:
-    """Copy tables as rows at a position, with readers of one thread each. Raises SourceError, LakeError, Stopped.
+    """Copy tables as rows at `position` of a snapshot, with readers of one thread each.
 
-    `expected`: the planner's estimate of all rows; `pace`: the rate limit; `finished`: called for each table that is
-    complete in bronze.
+    `facts`: of the tables, to estimate the rows; `finished`: called for each table that is complete in bronze. Raises
+    SourceError, LakeError, Stopped.
     """
+    bronze, stop, report = context.bronze, context.stop, context.report
+    estimates = [fact.rows for fact in facts]
+    expected = sum(rows or 0 for rows in estimates) if None not in estimates else None
+    limits = context.project.pipeline.snapshot
+    pace = RateLimiter(limits.max_rows_per_second, limits.max_bytes_per_second)
     counts = [_Count(len(copy.parts)) for copy in copies]
     ordinal = chunk = 0
     copied_tables: dict[int, CopiedTable] = {}
@@ -133,22 +114,20 @@ def copy_tables(
         # an empty table gets a chunk without rows, so that its layout is known from the start
         part = _NOTHING if next_chunk is None and not count.left and not count.chunks else next_chunk
         if part is not None:
-            bronze.append_snapshot(point.snapshot, chunk, relation, part, ordinal, point.position)
+            bronze.append_snapshot(snapshot, chunk, relation, part, ordinal, position)
             failpoint(SNAPSHOT_CHUNK)
             ordinal, chunk = ordinal + len(part), chunk + 1
             count.rows, count.chunks = count.rows + len(part), count.chunks + 1
             report(
                 ProgressEvent("snapshot", f"copying {relation.table}", ordinal, _ahead_of(ordinal, expected), "rows")
             )
-            if pace is not None:
-                pace.took(len(part), part.nbytes, stop)
+            pace.took(len(part), part.nbytes, stop)
         over = next_chunk is None
         del next_chunk, part
         if over and not count.left:
             layout = bronze.as_landed(relation).layout
-            copied_tables[index] = CopiedTable(relation.table, layout, count.rows, count.chunks, point.position)
-            if finished is not None:
-                finished(copied_tables[index])
+            copied_tables[index] = CopiedTable(relation.table, layout, count.rows, count.chunks, position)
+            finished(copied_tables[index])
             of = pluralize(len(copies), "table")
             text = f"copied {relation.table}: {pluralize(count.rows, 'row')}, {len(copied_tables)} of {of}"
             total = ordinal if len(copied_tables) == len(copies) else _ahead_of(ordinal, expected)
@@ -254,41 +233,25 @@ AGAIN: Final = 30.0
 """Seconds until a failed copy starts again."""
 
 
-class Recopy(Protocol):
-    """Copies tables again: see `runtime.receive.stream_setup`."""
-
-    def __call__(
-        self,
-        project: Project,
-        state: StreamCheckpoint,
-        tables: Sequence[TableName],
-        control: ControlTables,
-        stop: threading.Event,
-        report: ProgressReporter,
-        opened: OpenedConnection,
-    ) -> tuple[CopiedTable, ...]:
-        """Copy tables of a stream, and activate the copies. Raises CdcLakeError, Stopped."""
+Recopy: TypeAlias = Callable[
+    [Project, StreamCheckpoint, Sequence[TableName], ControlTables, threading.Event, ProgressReporter, Opened],
+    tuple[CopiedTable, ...],
+]
+"""Copies tables of a stream, and activates the copies: `runtime.receive.stream_setup`. Raises CdcLakeError, Stopped."""
 
 
+@dataclass
 class BackgroundCopies:
     """Copies tables, if any, while it is entered. `lasting`: failed copies start again."""
 
-    def __init__(
-        self,
-        project: Project,
-        state: StreamCheckpoint,
-        tables: Sequence[TableName],
-        recopy: Recopy,
-        report: ProgressReporter,
-        *,
-        lasting: bool,
-    ) -> None:
-        self._project = project
-        self._state = state
-        self._tables = tables
-        self._recopy = recopy
-        self._report = report
-        self._lasting = lasting
+    project: Project
+    state: StreamCheckpoint
+    tables: Sequence[TableName]
+    recopy: Recopy
+    report: ProgressReporter
+    lasting: bool = field(kw_only=True)
+
+    def __post_init__(self) -> None:
         self._over = threading.Event()
         self._connections = ConnectionRegistry()
         self._copied: tuple[CopiedTable, ...] = ()
@@ -296,14 +259,14 @@ class BackgroundCopies:
         self._thread = threading.Thread(target=self._work, name="cdc-lake-came", daemon=True)
 
     def __enter__(self) -> Self:
-        if self._tables:
+        if self.tables:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._connections.end()
-        if self._tables:
+        if self.tables:
             self._thread.join()
 
     def wait_for_copies(
@@ -327,20 +290,20 @@ class BackgroundCopies:
     def _work(self) -> None:
         while not self._over.is_set():
             try:
-                control = control_tables(self._project, self._project.pipeline.bronze.durability)
-                self._copied = self._recopy(
-                    self._project, self._state, self._tables, control, self._over, self._report, self._connections.add
+                control = control_tables(self.project, self.project.pipeline.bronze.durability)
+                self._copied = self.recopy(
+                    self.project, self.state, self.tables, control, self._over, self.report, self._connections.add
                 )
             except Stopped:
                 return
             except CdcLakeError as error:
                 if self._over.is_set():
                     return
-                if not self._lasting:
+                if not self.lasting:
                     self._failure = error
                     return
                 text = f"tables added to the pipeline are not copied yet: {error.message}; next attempt in {AGAIN:g} s"
-                self._report(ProgressEvent("retry", text, facts={"code": error.code}))
+                self.report(ProgressEvent("retry", text, facts={"code": error.code}))
                 self._over.wait(AGAIN)
             except Exception as failure:  # noqa: BLE001 - handed to the thread that reads the stream
                 self._failure = failure
@@ -351,30 +314,26 @@ class BackgroundCopies:
                 self._connections.forget()
 
 
-Opened = TypeVar("Opened")
+S = TypeVar("S")
 _GRACE: Final = 2.0  # seconds for the current round to end
 
 
-class PeriodicTask(Generic[Opened]):
+@dataclass
+class PeriodicTask(Generic[S]):
     """Calls `each` at an interval while it is entered, with what `open_one` returned.
 
     A CdcLakeError of either is passed to `failed`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        every: Callable[[], float],
-        open_one: Callable[[], AbstractContextManager[Opened]],
-        each: Callable[[Opened], None],
-        failed: Callable[[CdcLakeError], None],
-    ) -> None:
-        self._every = every
-        self._open = open_one
-        self._each = each
-        self._failed = failed
+    name: str
+    every: Callable[[], float]
+    open_one: Callable[[], AbstractContextManager[S]]
+    each: Callable[[S], None]
+    failed: Callable[[CdcLakeError], None]
+
+    def __post_init__(self) -> None:
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._go_round, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._go_round, name=self.name, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -387,10 +346,10 @@ class PeriodicTask(Generic[Opened]):
     def _go_round(self) -> None:
         while not self._over.is_set():
             try:
-                with self._open() as opened:
+                with self.open_one() as opened:
                     while not self._over.is_set():
-                        self._each(opened)
-                        self._over.wait(self._every())
+                        self.each(opened)
+                        self._over.wait(self.every())
             except CdcLakeError as error:
-                self._failed(error)
-                self._over.wait(self._every())
+                self.failed(error)
+                self._over.wait(self.every())

@@ -21,6 +21,7 @@ from cdc_lake.config.fields import format_bytes
 from cdc_lake.decode.transaction import Part
 from cdc_lake.errors import SpoolFull, SpoolNotWritten
 from cdc_lake.observability.failpoints import SPOOLED, failpoint
+from cdc_lake.tables.files import grouped
 
 _LARGE: Final = 1 << 20  # bytes of a frame that is written without a copy
 _READ: Final = 1 << 30  # bytes of one read: Linux returns less than 2 GiB
@@ -136,7 +137,7 @@ class SpooledFrames:
 
     def parts(self) -> Iterator[Part]:
         """All frames in parts of about `part` bytes. Raises SpoolNotWritten."""
-        for chunks in self._group_chunks():
+        for chunks in grouped(self._chunks, lambda chunk: chunk.size, self._spool.part):  # landed as one file each
             yield self._part(chunks)
         if self._frames:
             yield self._frames, self._lsns
@@ -159,17 +160,6 @@ class SpooledFrames:
         self._frames, self._lsns = self._frames[:count], self._lsns[:count]
         self.held -= gone
         self._spool.hold(-gone)
-
-    def _group_chunks(self) -> Iterator[list[_Chunk]]:
-        """Groups of chunks that are landed as one file."""
-        group: list[_Chunk] = []
-        for chunk in self._chunks:
-            group.append(chunk)
-            if sum(member.size for member in group) >= self._spool.part:
-                yield group
-                group = []
-        if group:
-            yield group
 
     def _part(self, chunks: Sequence[_Chunk]) -> Part:
         frames: list[bytes] = []
@@ -225,7 +215,7 @@ class Spool:
     """Creates stores (`decode.transaction.FrameStoreFactory`) and closes them at its exit.
 
     `at_most`: bytes on disk; `part`: see `FrameStoreFactory`, also the bytes in memory. `written` counts all bytes of
-    frames that were written to disk.
+    frames that were written to disk, `used` those on disk now, including those of prepared transactions.
     """
 
     def __init__(self, folder: Path, at_most: int, part: int) -> None:
@@ -233,7 +223,7 @@ class Spool:
         self._at_most = at_most
         self.part = part
         self._held = 0
-        self._used = self._parked = 0
+        self.used = self._parked = 0
         self._stores: set[SpooledFrames] = set()
         self._lock = threading.Lock()  # stores are closed by the thread that landed them
         self.written = 0
@@ -252,18 +242,13 @@ class Spool:
             self._stores.add(store)
         return store
 
-    @property
-    def used(self) -> int:
-        """Bytes on disk, including those of prepared transactions."""
-        return self._used
-
     def park(self, size: int, *, checked: bool = True) -> None:
         """Count bytes of prepared transactions, which are stored elsewhere. Raises SpoolFull if `checked`."""
         if checked:
             self._reserve(size)
         with self._lock:
             if not checked:
-                self._used += size
+                self.used += size
             self._parked += size
 
     def unpark(self, size: int) -> None:
@@ -290,8 +275,8 @@ class Spool:
     def _reserve(self, size: int) -> None:
         """Count bytes against the limit. Raises SpoolFull."""
         with self._lock:
-            if self._used + size <= self._at_most:
-                self._used += size
+            if self.used + size <= self._at_most:
+                self.used += size
                 return
         text = f"uncommitted transactions take more than {format_bytes(self._at_most)}"
         more = f", {format_bytes(self._parked)} of them prepared transactions" if self._parked else ""
@@ -300,7 +285,7 @@ class Spool:
     def give_back(self, size: int) -> None:
         """Release bytes on disk."""
         with self._lock:
-            self._used -= size
+            self.used -= size
 
     def forget(self, store: SpooledFrames) -> None:
         """Forget a closed store."""

@@ -111,8 +111,7 @@ def judge(
     if growth is not None and growth > 0 and most is not None:
         exceeded_in = max(0.0, (most - now.retained) / growth)
     used = max(
-        0.0 if most is None else now.retained / most,
-        0.0 if budget.max_age is None else 1000 * age / budget.max_age,
+        0.0 if most is None else now.retained / most, 0.0 if budget.max_age is None else 1000 * age / budget.max_age
     )
     rung = BudgetLevel.CALM
     for step, share in BEGINS.items():
@@ -136,9 +135,7 @@ def _max_retained(budget: WalBudget, now: WalSample) -> int | None:
 
 
 def _age(now: WalSample, looks: Sequence[WalSample], marks: Sequence[Mark]) -> float:
-    """Upper bound of the seconds since the WAL ended where bronze is now; without such a sample, since the first
-    one.
-    """
+    """Upper bound of the seconds since the WAL ended where bronze is now; if unknown, since the first sample."""
     if now.confirmed >= now.end:
         return 0.0
     samples = [
@@ -213,7 +210,7 @@ class WalNote:
 
     def begin(self) -> list[Mark]:
         """Create the file; returns the marks of an earlier receiver."""
-        before = self._file.read_as(_marks)
+        before = self._file.read_as(lambda document: [(float(at), int(end)) for at, end in document["marks"]])
         self._file.begin()
         return before or []
 
@@ -224,10 +221,6 @@ class WalNote:
     def read(self) -> BudgetStatus | None:
         """The latest status of a running receiver."""
         return self._file.read_as(_parse_status)
-
-
-def _marks(document: dict[str, Any]) -> list[Mark]:
-    return [(float(moment), int(end)) for moment, end in document["marks"]]
 
 
 def _parse_status(document: dict[str, Any]) -> BudgetStatus | None:
@@ -268,8 +261,3 @@ class ApplyYield:
                 text = f"silver waits: {status.used:.0%} of the WAL budget is used, and bronze has priority"
             self._report(ProgressEvent("apply", text))
         return waits
-
-
-def never_yield() -> bool:
-    """For a run with a goal: its receiver is done before it applies."""
-    return False

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import pyarrow.compute as pc
 
 from cdc_lake.bronze.contract import StreamCheckpoint
-from cdc_lake.bronze.hash_chain_verify import EpochFacts
+from cdc_lake.bronze.hash_chain import EpochFacts
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 
 from cdc_lake.bronze.change_reader import ChangeReader
 from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, RELATION, SNAPSHOT, TRUNCATE
-from cdc_lake.bronze.hash_chain_verify import ChainVerdict, EpochFacts, verify
+from cdc_lake.bronze.hash_chain import ChainVerdict, EpochFacts
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.row_history import RowEvent, history, named_old, values_by_name
 from cdc_lake.config.project import Project

@@ -131,13 +131,11 @@ def companion_decimals(text: Any, decimal_type: pa.DataType) -> Any:
             return None
         return value
 
+    def fitting_numbers(chunk: Any) -> Any:
+        return pa.array(map(fitting_number, _scale_numbers(pc.cast(chunk, _TEXT), scale).to_pylist()), _TEXT)
+
     scale, integer_digits = decimal_type.scale, decimal_type.precision - decimal_type.scale
-    return _by_chunk(
-        text,
-        lambda chunk: pa.array(
-            [fitting_number(value) for value in _scale_numbers(pc.cast(chunk, _TEXT), scale).to_pylist()], _TEXT
-        ),
-    )
+    return _by_chunk(text, fitting_numbers)
 
 
 def _by_chunk(values: Any, form: Any) -> Any:
@@ -161,7 +159,8 @@ def _render_values(values: Any) -> Any:  # noqa: PLR0911 - one line a type
     if pa.types.is_timestamp(kind):
         return _timestamp(values)
     if _is_list(kind):
-        return _list_values(values)
+        lists = values.to_pylist()
+        return _lists(lists, lists, from_silver(values.flatten()).to_pylist())
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or kind == pa.binary_view():
         return pa.array((None if v is None else "\\x" + v.hex() for v in values.to_pylist()), _TEXT)
     msg = f"Arrow type {kind} has no silver column"
@@ -205,12 +204,6 @@ def _list_text(text: Any, element: pa.DataType) -> Any:
     lists = [None if item is None else elements_of(item) for item in text.to_pylist()]
     inner = from_source(pa.array([e for item in lists for e in item or ()], _TEXT), element).to_pylist()
     return _lists(text.to_pylist(), lists, inner)
-
-
-def _list_values(values: Any) -> Any:
-    lists = values.to_pylist()
-    inner = from_silver(values.flatten()).to_pylist()
-    return _lists(lists, lists, inner)
 
 
 def _lists(texts: list[Any], lists: list[Any], elements: list[str | None]) -> Any:
@@ -347,24 +340,17 @@ def _cast(texts: Any, kind: ColumnType) -> Any:
     match kind.family:
         case Family.BOOLEAN:
             return pc.equal(texts, "t")
-        case Family.BINARY:
-            return pa.array(
-                [None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], pa.binary()
-            )
-        case Family.HEX:
-            return pa.array([None if text is None else bytes.fromhex(text) for text in texts.to_pylist()], pa.binary())
+        case Family.BINARY | Family.HEX:
+            digits = (None if text is None else text.removeprefix("\\x") for text in texts.to_pylist())
+            return pa.array([None if text is None else bytes.fromhex(text) for text in digits], pa.binary())
         case Family.TIMESTAMPTZ if len(texts) == 1 and texts[0].is_valid:
             # Arrow reads zones of hours and minutes; before standard time they also had seconds
-            return pa.array([_instant(texts[0].as_py())], _arrow(kind))
+            try:
+                return pa.array([datetime.fromisoformat(texts[0].as_py())], _arrow(kind))
+            except (ValueError, OverflowError) as cause:
+                raise pa.ArrowInvalid("an instant outside the years 1 to 9999") from cause
         case _:
             return pc.cast(texts, _arrow(kind))
-
-
-def _instant(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text)
-    except (ValueError, OverflowError) as cause:
-        raise pa.ArrowInvalid("an instant outside the years 1 to 9999") from cause
 
 
 def _arrow(kind: ColumnType) -> pa.DataType:

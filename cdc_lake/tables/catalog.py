@@ -85,10 +85,7 @@ def open_catalog(address: CatalogAddress) -> Catalog:
     if address.durable:
         properties.setdefault("py-io-impl", "cdc_lake.tables.iceberg_io.DurableFileIO")  # explicit settings win
     if address.file is not None:
-        if address.durable:
-            make_folder(address.file.parent)
-        else:
-            address.file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(address.file.parent, durable=address.durable)
     with reaching(address):
         if address.kind == "rest":
             return PatientRestCatalog(address.name, **properties)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.tables.delta_log import json_lines
+from cdc_lake.tables.delta_log import entry_at, json_lines, log_entry
 from cdc_lake.tables.silver_table import APP_PROPERTY, iceberg_table, laid_out_by, planned_for, written_by
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class ForeignCommit:
 def is_latest_version(project: Project, target: Target, version: int) -> bool:
     """Whether `version` is certainly the newest: a quick check for every table at every start."""
     if target.format == "delta":
-        log = project.silver_path(target) / "_delta_log"
-        return log.exists() and not _entry(log, version + 1).exists()
+        folder = project.silver_path(target)
+        return (folder / "_delta_log").exists() and not log_entry(folder, version + 1).exists()
     table = iceberg_table(project, target)
     head = table.current_snapshot() if table is not None else None
     return head is not None and head.snapshot_id == version
@@ -50,10 +50,8 @@ def is_version_replaced(project: Project, target: Target, stream: str, version: 
     """
     if target.format != "delta":
         return False  # a catalog assigns a version to one writer only
-    log = project.silver_path(target) / "_delta_log"
-    return any(
-        entry.position != position for entry in _entries(log, (written_by(stream, target),), version - 1, version)
-    )
+    entries = _entries(project.silver_path(target), (written_by(stream, target),), version - 1, version)
+    return any(entry.position != position for entry in entries)
 
 
 def find_foreign_commit(
@@ -65,7 +63,7 @@ def find_foreign_commit(
     """
     writers = (written_by(stream, target), laid_out_by(stream, target))
     if target.format == "delta":
-        return _on_delta(project.silver_path(target) / "_delta_log", writers, known_version, now)
+        return _on_delta(project.silver_path(target), writers, known_version, now)
     table = iceberg_table(project, target)
     return None if table is None else _on_iceberg(table, writers, known_version, generation)
 
@@ -74,8 +72,8 @@ def find_concurrent_commit(
     project: Project, target: Target, stream: str, planned_on: int, committed_version: int
 ) -> ForeignCommit | None:
     """Another applier's commit to a Delta table between the version that a commit was planned on and its own."""
-    log = project.silver_path(target) / "_delta_log"
-    return _out_of_turn(list(_entries(log, (written_by(stream, target),), planned_on, committed_version)))
+    folder = project.silver_path(target)
+    return _out_of_turn(list(_entries(folder, (written_by(stream, target),), planned_on, committed_version)))
 
 
 # ── Delta ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -92,7 +90,7 @@ class _Entry:
     files: tuple[tuple[tuple[str, str], int], ...]
 
 
-def _on_delta(log: Path, writers: tuple[str, ...], known_version: int, now: int) -> ForeignCommit | None:
+def _on_delta(folder: Path, writers: tuple[str, ...], known_version: int, now: int) -> ForeignCommit | None:
     if now < known_version:
         return ForeignCommit(
             put_back=True, text=f"it is at version {now}, but the latest cut lists version {known_version}"
@@ -100,7 +98,7 @@ def _on_delta(log: Path, writers: tuple[str, ...], known_version: int, now: int)
     net: Counter[tuple[str, str]] = Counter()
     foreign_entries: list[_Entry] = []
     own: list[_Entry] = []
-    for entry in _entries(log, writers, known_version, now):
+    for entry in _entries(folder, writers, known_version, now):
         if entry.is_own:
             own.append(entry)
             if entry.operation.endswith("AS SELECT"):
@@ -110,7 +108,7 @@ def _on_delta(log: Path, writers: tuple[str, ...], known_version: int, now: int)
         if entry.changes:
             foreign_entries.append(entry)
     else:
-        own += islice((entry for entry in _entries(log, writers[:1], -1, known_version) if entry.is_own), 1)
+        own += islice((entry for entry in _entries(folder, writers[:1], -1, known_version) if entry.is_own), 1)
     if (twice := _out_of_turn(own)) is not None:
         return twice
     if not foreign_entries or not any(net.values()):  # changes that were undone do not count
@@ -136,17 +134,16 @@ def _out_of_turn(entries: Sequence[_Entry]) -> ForeignCommit | None:
     return None
 
 
-def _entries(log: Path, writers: tuple[str, ...], known_version: int, now: int) -> Iterator[_Entry]:
+def _entries(folder: Path, writers: tuple[str, ...], known_version: int, now: int) -> Iterator[_Entry]:
     """Log entries after `known_version`, newest first, as far as the log has them."""
     for version in range(now, known_version, -1):
-        try:
-            actions = json_lines(_entry(log, version).read_bytes())
-        except FileNotFoundError:
+        text = entry_at(folder, version)
+        if text is None:
             return
         operation, is_own, changes = "unknown", False, False
         position, plan = None, None
         files: dict[tuple[str, str], int] = {}
-        for action in actions:
+        for action in json_lines(text):
             information, mark = action.get("commitInfo", {}), action.get("txn", {})
             operation, plan = information.get("operation", operation), information.get("userMetadata", plan)
             if (app := mark.get("appId", "")).startswith(writers):
@@ -156,10 +153,6 @@ def _entries(log: Path, writers: tuple[str, ...], known_version: int, now: int) 
                     files[file["path"], json.dumps(file.get("deletionVector"), sort_keys=True)] = step
                     changes = changes or bool(file.get("dataChange", True))
         yield _Entry(version, operation, is_own, position, plan, changes, tuple(files.items()))
-
-
-def _entry(log: Path, version: int) -> Path:
-    return log / f"{version:020}.json"
 
 
 # ── Iceberg ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -221,11 +214,21 @@ class CommitMetrics:
 def read_commit_metrics(project: Project, target: Target, version: int) -> CommitMetrics:
     """What the commit that made `version` wrote; the commit must be recent."""
     if target.format == "delta":
-        return _delta(project.silver_path(target) / "_delta_log" / f"{version:020}.json")
+        return _delta(log_entry(project.silver_path(target), version))
     table = iceberg_table(project, target)
     snapshot = table.snapshot_by_id(version) if table is not None else None
     summary = snapshot.summary.additional_properties if snapshot is not None and snapshot.summary is not None else {}
-    return _iceberg(summary)
+
+    def read_count(name: str) -> int:
+        return int(summary.get(name, 0))
+
+    return CommitMetrics(
+        files=read_count("added-data-files"),
+        size=read_count("added-files-size"),
+        replaced=read_count("deleted-data-files"),
+        replaced_size=read_count("removed-files-size"),
+        marked=read_count("added-delete-files"),
+    )
 
 
 def _delta(entry: Path) -> CommitMetrics:
@@ -242,17 +245,4 @@ def _delta(entry: Path) -> CommitMetrics:
         replaced=len(gone),
         replaced_size=sum(removed[path].get("size") or 0 for path in gone),
         marked=len(marked),
-    )
-
-
-def _iceberg(summary: Mapping[str, str]) -> CommitMetrics:
-    def read_count(name: str) -> int:
-        return int(summary.get(name, 0))
-
-    return CommitMetrics(
-        files=read_count("added-data-files"),
-        size=read_count("added-files-size"),
-        replaced=read_count("deleted-data-files"),
-        replaced_size=read_count("removed-files-size"),
-        marked=read_count("added-delete-files"),
     )

@@ -16,34 +16,17 @@ from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import ConcurrentModification, OtherWriter
+from cdc_lake.tables import silver_table
 from cdc_lake.tables.commit_audit import find_concurrent_commit
 from cdc_lake.tables.schema_evolution import AddColumn, SchemaChange, columns_after, only_adds, restate_columns
-from cdc_lake.tables.silver_table import (
-    FIRST,
-    GENERATION_PROPERTY,
-    OWN,
-    OWNER,
-    Marker,
-    Statement,
-    app_id,
-    cluster_sql,
-    division_properties,
-    layout_app_id,
-    own_properties,
-    owner_properties,
-    partition_sql,
-    planned_for,
-    read_marker,
-    table_comment,
-)
-from cdc_lake.tables.types import SilverColumn, literal, quote_identifier
+from cdc_lake.tables.silver_table import FIRST, GENERATION_PROPERTY, OWN, OWNER, Marker, Statement
+from cdc_lake.tables.types import SilverColumn, literal, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrameWriter, SparkSession
+    from pyspark.sql import SparkSession
 
 
 _APP = "spark.databricks.delta.write.txnAppId"
-_NTZ = "timestamp_ntz"
 _PLANNED = "spark.databricks.delta.commitInfo.userMetadata"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 
@@ -64,7 +47,7 @@ class DeltaSilver:
 
     def marker(self, stream: str) -> Marker:
         """Read by delta-rs: 13 ms, no job (measured)."""
-        return read_marker(self._project, self._target, stream)
+        return silver_table.read_marker(self._project, self._target, stream)
 
     def columns(self) -> tuple[SilverColumn, ...] | None:
         """From the table's schema."""
@@ -90,13 +73,13 @@ class DeltaSilver:
 
     def cluster(self) -> None:
         """By DDL: `maintain` clusters the rows, existing ones too."""
-        listed = f"({cluster_sql(self._target)})" if self._target.cluster_by else "NONE"
+        listed = f"({silver_table.cluster_sql(self._target)})" if self._target.cluster_by else "NONE"
         self._spark.sql(f"ALTER TABLE {self.name} CLUSTER BY {listed}")
-        self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({division_properties(self._target)})")
+        self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({silver_table.division_properties(self._target)})")
 
     def laid_out(self, stream: str, base: Marker) -> int | None:
         """The version of the layout's own application transaction."""
-        app = layout_app_id(stream, self._target, base.generation)
+        app = silver_table.layout_app_id(stream, self._target, base.generation)
         reached: int | None = DeltaTable(str(self._path)).transaction_version(app)
         return reached
 
@@ -109,7 +92,8 @@ class DeltaSilver:
         have = self.columns()
         assert have is not None, "a table that is not there is created"
         self._check_base(stream, base)
-        self._take_types(have, columns_after(have, changes))
+        if (asked := _features(columns_after(have, changes))) and not _features(have):
+            self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({properties_sql(asked)})")
         if only_adds(changes):
             # Delta expects partition columns even in an empty DataFrame.
             divided = DeltaTable(str(self._path)).metadata().partition_columns
@@ -125,22 +109,15 @@ class DeltaSilver:
             ]
             rows = self._spark.table(self.name).selectExpr(*columns)
             writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-            writer = self._laid_out(writer)
-        app = layout_app_id(stream, self._target, base.generation)
+            detail = self._spark.sql(f"DESCRIBE DETAIL {self.name}").first()
+            assert detail is not None  # one row for each table
+            if detail["partitionColumns"]:  # the same partitioning or clustering
+                writer = writer.partitionBy(*detail["partitionColumns"])
+            if detail["clusteringColumns"]:
+                writer = writer.clusterBy(*detail["clusteringColumns"])
+        app = silver_table.layout_app_id(stream, self._target, base.generation)
         with self._rivals_refused():
             writer.option("txnAppId", app).option("txnVersion", str(position)).save(str(self._path))
-
-    def _take_types(self, have: Sequence[SilverColumn], after: Sequence[SilverColumn]) -> None:
-        if (asked := _features(after)) and not _features(have):
-            self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({_properties_sql(asked)})")
-
-    def _laid_out(self, writer: DataFrameWriter) -> DataFrameWriter:
-        """The writer of a redefined table, with the same partitioning or clustering."""
-        detail = self._spark.sql(f"DESCRIBE DETAIL {self.name}").first()
-        assert detail is not None  # DEL
-        if detail["partitionColumns"]:
-            writer = writer.partitionBy(*detail["partitionColumns"])
-        return writer.clusterBy(*detail["clusteringColumns"]) if detail["clusteringColumns"] else writer
 
     def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
         """Run one statement that carries the marker."""
@@ -185,21 +162,21 @@ class DeltaSilver:
 
     def _clauses(self, stream: str, table_properties: Mapping[str, str] | None = None) -> str:
         """The clauses of CREATE and REPLACE TABLE after the columns; `table_properties`: existing properties."""
-        comment = literal(table_comment(self._target.source))
+        comment = literal(silver_table.table_comment(self._target.source))
         others = {key: value for key, value in (table_properties or {}).items() if key not in OWN | OWNER}
-        own = {**own_properties(self._target), **owner_properties(self._project, stream)}
+        own = {**silver_table.own_properties(self._target), **silver_table.owner_properties(self._project, stream)}
         properties = {**others, "delta.checkpointInterval": "100", **own}
-        clustered = f" CLUSTER BY ({cluster_sql(self._target)})" if self._target.cluster_by else ""
-        divided = f"{partition_sql(self._target)}{clustered}"
-        return f"USING delta{divided} COMMENT {comment} TBLPROPERTIES ({_properties_sql(properties)})"
+        clustered = f" CLUSTER BY ({silver_table.cluster_sql(self._target)})" if self._target.cluster_by else ""
+        divided = f"{silver_table.partition_sql(self._target)}{clustered}"
+        return f"USING delta{divided} COMMENT {comment} TBLPROPERTIES ({properties_sql(properties)})"
 
     @contextmanager
     def _marked(self, stream: str, base: Marker, generation: int, position: int) -> Iterator[None]:
         """Let the commit of the one statement inside carry the marker."""
         conf = self._spark.conf
-        conf.set(_APP, app_id(stream, self._target, generation))
+        conf.set(_APP, silver_table.app_id(stream, self._target, generation))
         conf.set(_VERSION, str(position))
-        conf.set(_PLANNED, planned_for(base.position))
+        conf.set(_PLANNED, silver_table.planned_for(base.position))
         try:
             with self._rivals_refused():
                 yield
@@ -226,16 +203,16 @@ class DeltaSilver:
         try:
             yield
         except Exception as cause:
-            if "Concurrent" in type(cause).__name__ or "DELTA_CONCURRENT" in str(cause):
+            if is_conflict(cause):
                 raise ConcurrentModification(f"another writer committed to {self._target.label}") from cause
             raise
 
 
+def is_conflict(cause: Exception) -> bool:
+    """Whether another commit was first."""
+    return "Concurrent" in type(cause).__name__ or "DELTA_CONCURRENT" in str(cause)
+
+
 def _features(columns: Sequence[SilverColumn]) -> dict[str, str]:
     """The properties that Delta needs to accept columns of types that the table did not have when it was created."""
-    return {"delta.feature.timestampNtz": "supported"} if any(_NTZ in c.type for c in columns) else {}
-
-
-def _properties_sql(properties: Mapping[str, str]) -> str:
-    """Properties as TBLPROPERTIES takes them."""
-    return ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
+    return {"delta.feature.timestampNtz": "supported"} if any("timestamp_ntz" in c.type for c in columns) else {}

@@ -21,36 +21,10 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.errors import BronzeNotWritten, CommitUncertain, StoreUnavailable
-from cdc_lake.tables.delta_log import (
-    CHECKPOINT_INTERVAL,
-    DeltaCommitFailed,
-    build_add_action,
-    create_checkpoint,
-    create_table,
-    entry_at,
-    log_entry,
-    open_table,
-    refresh,
-    set_properties,
-    stand_at,
-    submit,
-    submit_properties,
-    sync_log,
-    sync_version,
-    write_file,
-)
+from cdc_lake.tables import delta_log, orphan_files
+from cdc_lake.tables.delta_log import Note
 from cdc_lake.tables.files import Rows, write_parquet
 from cdc_lake.tables.object_store import StaleListing, StoreFolder
-from cdc_lake.tables.orphan_files import (
-    OrphanFiles,
-    delta_leftovers,
-    entries,
-    find_unreferenced,
-    note_replaced,
-    remove_from_folder,
-    remove_from_store,
-    touch,
-)
 
 _T = TypeVar("_T")
 
@@ -92,13 +66,7 @@ class DeltaStorage(Protocol):
         """Write one data file that no version refers to yet. Raises OSError or BronzeNotWritten."""
 
     def commit(
-        self,
-        table: DeltaTable,
-        actions: Sequence[Action],
-        *,
-        apps: Mapping[str, int],
-        note: Mapping[str, object],
-        fenced: bool = True,
+        self, table: DeltaTable, actions: Sequence[Action], *, apps: Mapping[str, int], note: Note, fenced: bool = True
     ) -> int:
         """Commit and move `table` to the new version: directly after its current one if `fenced`, otherwise also after
         commits that others made meanwhile. Raises DeltaCommitFailed.
@@ -107,19 +75,21 @@ class DeltaStorage(Protocol):
     def persist_last_commit(self, table: DeltaTable) -> None:
         """Make the last commit of a library call, at which `table` is, durable."""
 
-    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
+    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Note) -> int:
         """Set table properties directly after the version of `table`. Raises DeltaCommitFailed."""
 
     def checkpoint(self, table: DeltaTable) -> None:
         """Write a checkpoint of the version of `table`."""
 
-    def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> OrphanFiles | None:
+    def leftovers(
+        self, live: Collection[str], now: float, files_seconds: float | None
+    ) -> orphan_files.OrphanFiles | None:
         """Orphan files (`tables.orphan_files`), None if this storage cannot determine them."""
 
     def written_at(self, table: DeltaTable) -> float | None:
         """When the current version was written, by the clock of its files, in seconds; None if unknown."""
 
-    def remove(self, leftovers: OrphanFiles) -> None:
+    def remove(self, leftovers: orphan_files.OrphanFiles) -> None:
         """Remove orphan files."""
 
     def mark_replaced(self, names: Sequence[str]) -> None:
@@ -149,18 +119,18 @@ class LocalDeltaStorage:
 
     def open(self) -> DeltaTable | None:
         """Reads the log."""
-        return open_table(self.folder)
+        return delta_log.open_table(self.folder)
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
         """Also creates the folder."""
         try:
-            return create_table(self.folder, schema, properties, durable=self.durable)
+            return delta_log.create_table(self.folder, schema, properties, durable=self.durable)
         except (DeltaError, OSError) as cause:
             raise BronzeNotWritten("the bronze table could not be created", where=self.name) from cause
 
     def refresh(self, table: DeltaTable) -> None:
         """Almost free if the table is at the newest version already."""
-        refresh(table, self.folder)
+        delta_log.refresh(table, self.folder)
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """Calls it once: errors of a disk are not temporary."""
@@ -168,66 +138,62 @@ class LocalDeltaStorage:
 
     def entry(self, version: int) -> str | None:
         """Reads a file."""
-        return entry_at(self.folder, version)
+        return delta_log.entry_at(self.folder, version)
 
     def write(
         self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
     ) -> AddAction:
         """Writes one file in the folder."""
-        return write_file(self.folder, rows, stats=stats, loose=loose, plain=plain, durable=self.durable)
+        return delta_log.write_file(self.folder, rows, stats=stats, loose=loose, plain=plain, durable=self.durable)
 
     def commit(
-        self,
-        table: DeltaTable,
-        actions: Sequence[Action],
-        *,
-        apps: Mapping[str, int],
-        note: Mapping[str, object],
-        fenced: bool = True,
+        self, table: DeltaTable, actions: Sequence[Action], *, apps: Mapping[str, int], note: Note, fenced: bool = True
     ) -> int:
         """Writes one log entry."""
-        version = submit(
-            table,
-            actions,
-            apps=apps,
-            note=note,
-            fenced=fenced,
-            mark=str(uuid4()),
-            read=lambda number: entry_at(self.folder, number),
-        )
-        if self.durable:
-            sync_log(self.folder, version)
-        stand_at(table, version)
-        return version
+        mark = str(uuid4())
+        version = delta_log.submit(table, actions, apps=apps, note=note, fenced=fenced, mark=mark, read=self.entry)
+        return self._stand_at(table, version)
 
     def persist_last_commit(self, table: DeltaTable) -> None:
         """Syncs log entry, data files and their folders."""
         if self.durable:
-            sync_version(self.folder, table.version())
+            delta_log.sync_version(self.folder, table.version())
 
-    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
+    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Note) -> int:
         """Writes one log entry."""
-        return set_properties(table, self.folder, properties, note=note, durable=self.durable)
+        version = delta_log.submit_properties(table, properties, note=note, mark=str(uuid4()), read=self.entry)
+        return self._stand_at(table, version)
+
+    def _stand_at(self, table: DeltaTable, version: int) -> int:
+        """Make a version durable that was made here, and move to it."""
+        if self.durable:
+            delta_log.sync_log(self.folder, version)
+        delta_log.stand_at(table, version)
+        return version
 
     def checkpoint(self, table: DeltaTable) -> None:
         """Synced before anything that it replaces is removed."""
-        create_checkpoint(table, self.folder, durable=self.durable)
+        table.create_checkpoint()
+        if self.durable:
+            delta_log.sync_log(self.folder, table.version())
 
-    def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> OrphanFiles | None:
+    def leftovers(
+        self, live: Collection[str], now: float, files_seconds: float | None
+    ) -> orphan_files.OrphanFiles | None:
         """By the times of files."""
-        return delta_leftovers(self.folder, live, now, files_seconds)
+        return orphan_files.delta_leftovers(self.folder, live, now, files_seconds)
 
     def written_at(self, table: DeltaTable) -> float | None:
         """By the time of its log entry."""
-        return log_entry(self.folder, table.version()).stat().st_mtime
+        return delta_log.log_entry(self.folder, table.version()).stat().st_mtime
 
-    def remove(self, leftovers: OrphanFiles) -> None:
+    def remove(self, leftovers: orphan_files.OrphanFiles) -> None:
         """From the folder."""
-        remove_from_folder(self.folder, leftovers, durable=self.durable)
+        orphan_files.remove_from_folder(self.folder, leftovers, durable=self.durable)
 
     def mark_replaced(self, names: Sequence[str]) -> None:
         """By touching them."""
-        touch([self.folder / name for name in names])
+        orphan_files.touch([self.folder / name for name in names])
 
 
 _HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
@@ -266,7 +232,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
                 self.name,
                 schema=Schema.from_arrow(schema),
                 mode="error",
-                configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **properties},
+                configuration={"delta.checkpointInterval": str(delta_log.CHECKPOINT_INTERVAL), **properties},
                 raise_if_key_not_exists=False,  # properties of our own are not Delta's
                 storage_options=self._store.delta_options,
             )
@@ -298,18 +264,12 @@ class ObjectStoreDeltaStorage(StoreFolder):
             with self.filesystem.open_output_stream(self.path(name)) as sink:
                 write_parquet(rows, sink, stats=stats, plain=plain)
                 size = sink.tell()
-            return build_add_action(name, size, rows, stats, loose)
+            return delta_log.build_add_action(name, size, rows, stats, loose)
 
         return self._persist(put)
 
     def commit(
-        self,
-        table: DeltaTable,
-        actions: Sequence[Action],
-        *,
-        apps: Mapping[str, int],
-        note: Mapping[str, object],
-        fenced: bool = True,
+        self, table: DeltaTable, actions: Sequence[Action], *, apps: Mapping[str, int], note: Note, fenced: bool = True
     ) -> int:
         """Put the log entry of the next version; repeated under the same id while the store fails.
 
@@ -319,30 +279,28 @@ class ObjectStoreDeltaStorage(StoreFolder):
         while True:
             try:
                 return self._commit(table, actions, apps, note)
-            except DeltaCommitFailed as refused:
+            except delta_log.DeltaCommitFailed as refused:
                 if fenced or not refused.overtaken:
                     raise
             self.refresh(table)
 
-    def _commit(
-        self, table: DeltaTable, actions: Sequence[Action], apps: Mapping[str, int], note: Mapping[str, object]
-    ) -> int:
+    def _commit(self, table: DeltaTable, actions: Sequence[Action], apps: Mapping[str, int], note: Note) -> int:
         mark = str(uuid4())
 
         def put() -> int:
             try:
-                return submit(
+                return delta_log.submit(
                     table, actions, apps=apps, note=note, fenced=True, mark=mark, read=self._peek, hooks=_HOOKS
                 )
-            except DeltaCommitFailed as failure:
+            except delta_log.DeltaCommitFailed as failure:
                 if failure.overtaken:
                     raise _Overtaken from failure
                 raise
 
         try:
-            version = self._persist(put, also=(DeltaCommitFailed,))
+            version = self._persist(put, also=(delta_log.DeltaCommitFailed,))
         except _Overtaken as refused:
-            raise DeltaCommitFailed(overtaken=True) from refused
+            raise delta_log.DeltaCommitFailed(overtaken=True) from refused
         except StoreUnavailable as cause:
             hint = (
                 "run again: nothing was acknowledged, so nothing is lost, and the next run reads what bronze "
@@ -354,12 +312,12 @@ class ObjectStoreDeltaStorage(StoreFolder):
         self._persist(lambda: _stand_at(table, version))
         return version
 
-    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
+    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Note) -> int:
         """Put the log entry of the next version."""
         mark = str(uuid4())
 
         def put() -> int:
-            return submit_properties(table, properties, note=note, mark=mark, read=self._peek)
+            return delta_log.submit_properties(table, properties, note=note, mark=mark, read=self._peek)
 
         version = self._persist(put)
         self._persist(lambda: _stand_at(table, version))
@@ -372,15 +330,17 @@ class ObjectStoreDeltaStorage(StoreFolder):
         """Writes one object."""
         self._persist(table.create_checkpoint)
 
-    def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> OrphanFiles | None:
+    def leftovers(
+        self, live: Collection[str], now: float, files_seconds: float | None
+    ) -> orphan_files.OrphanFiles | None:
         """By listing the folder and its log, which costs requests: only if data files are requested too."""
         if files_seconds is None:
-            return OrphanFiles((), (), 0)
+            return orphan_files.OrphanFiles((), (), 0)
         folder, before = self._address.path, now - files_seconds
 
-        def list_leftovers() -> OrphanFiles:
-            files, size = find_unreferenced(self.filesystem, folder, folder, live, before)
-            return OrphanFiles(entries(self.filesystem, folder, now), files, size)
+        def list_leftovers() -> orphan_files.OrphanFiles:
+            files, size = orphan_files.find_unreferenced(self.filesystem, folder, folder, live, before)
+            return orphan_files.OrphanFiles(orphan_files.entries(self.filesystem, folder, now), files, size)
 
         return self._persist(list_leftovers)
 
@@ -389,13 +349,13 @@ class ObjectStoreDeltaStorage(StoreFolder):
         del table
         return None
 
-    def remove(self, leftovers: OrphanFiles) -> None:
+    def remove(self, leftovers: orphan_files.OrphanFiles) -> None:
         """One by one; objects that were removed already are not an error."""
-        self._persist(lambda: remove_from_store(self.filesystem, leftovers))
+        self._persist(lambda: orphan_files.remove_from_store(self.filesystem, leftovers))
 
     def mark_replaced(self, names: Sequence[str]) -> None:
         """By a note: the time of an object cannot be set."""
-        self._persist(lambda: note_replaced(self.filesystem, self._address.path, names))
+        self._persist(lambda: orphan_files.note_replaced(self.filesystem, self._address.path, names))
 
     def _advance(self, table: DeltaTable) -> None:
         version = table.version()

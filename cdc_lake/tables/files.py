@@ -9,9 +9,9 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias
+from typing import IO, Any, Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,8 +37,11 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def make_folder(folder: Path) -> None:
-    """Create a folder and its parents durably; existing ones too, whose creator may not have synced."""
+def make_folder(folder: Path, *, durable: bool = True) -> None:
+    """Create a folder and its parents; durably if so, existing ones too, whose creator may not have synced."""
+    if not durable:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
     new = {path for path in (folder, *folder.parents) if not path.exists()}
     folder.mkdir(parents=True, exist_ok=True)
     for path in (folder, *folder.parents):
@@ -65,6 +68,23 @@ def write_rows(rows: pa.Table, path: Path) -> None:
         os.fsync(file.fileno())
     temporary.replace(path)
     sync(path.parent)
+
+
+T = TypeVar("T")
+
+
+def grouped(items: Iterable[T], size_of: Callable[[T], int], enough: int) -> Iterator[list[T]]:
+    """Consecutive items in groups, each ended by the item with which its size reaches `enough`."""
+    group: list[T] = []
+    size = 0
+    for item in items:
+        group.append(item)
+        size += size_of(item)
+        if size >= enough:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 ROW_GROUP_ROWS = 128 * 1024

@@ -46,7 +46,10 @@ def new_file(table: Table, rows: Rows, *, stats: Sequence[str], plain: Sequence[
     numbered = schema_to_pyarrow(table.schema())
     bounds = Bounds(stats)
     with table.io.new_output(location).create() as sink:
-        parts = (part.cast(_with_field_ids(part.schema, numbered)) for part in bounds.observe_rows(rows))
+        parts = (
+            part.cast(pa.schema([_numbered_field(field, numbered.field(field.name)) for field in part.schema]))
+            for part in bounds.observe_rows(rows)
+        )
         write_parquet(parts, sink, stats=stats, plain=plain)
         size = sink.tell()
     kinds = {name: numbered.field(name).type for name in stats}
@@ -103,12 +106,8 @@ def _arrow(table: Table) -> PyArrowFileIO:
     return io
 
 
-def _with_field_ids(schema: pa.Schema, reference: pa.Schema) -> pa.Schema:
-    """The rows' schema with Iceberg's field ids."""
-    return pa.schema([_numbered_field(field, reference.field(field.name)) for field in schema])
-
-
 def _numbered_field(field: pa.Field, reference: pa.Field) -> pa.Field:
+    """A field of the rows with Iceberg's field ids."""
     if pa.types.is_list(field.type):
         inner = field.type.value_field.with_metadata(reference.type.value_field.metadata)
         field = pa.field(field.name, pa.list_(inner), field.nullable)

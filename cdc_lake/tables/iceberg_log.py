@@ -26,7 +26,6 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
-    ManifestWriter,
     read_manifest_list,
     write_manifest,
     write_manifest_list,
@@ -75,10 +74,6 @@ class Manifests:
         self._format = table.metadata.format_version
         self._folder = f"{table.location().rstrip('/')}/metadata"
         self._small: dict[str, list[ManifestEntry]] = {}
-
-    def read_list(self, version: Snapshot) -> tuple[ManifestFile, ...]:
-        """The manifests of a version, from its list. Raises OSError if the list does not exist any more."""
-        return tuple(read_manifest_list(self.io.new_input(version.manifest_list)))
 
     def entries(self, manifest: ManifestFile) -> list[ManifestEntry]:
         """The data files that a manifest lists, without removed ones."""
@@ -152,23 +147,20 @@ class Manifests:
 
     def _write(self, entries: Sequence[ManifestEntry], version: int, sequence: int) -> ManifestFile:
         location = f"{self._folder}/{uuid4()}-m0.avro"
-        with self._writer(location, version) as writer:
-            for entry in entries:
-                writer.add_entry(entry)
-        manifest = writer.to_manifest_file()
-        manifest.sequence_number = sequence
-        manifest.min_sequence_number = min((e.sequence_number or sequence for e in entries), default=sequence)
-        return manifest
-
-    def _writer(self, location: str, version: int) -> ManifestWriter:
-        return write_manifest(
+        with write_manifest(
             format_version=self._format,
             spec=self._spec,
             schema=self._schema,
             output_file=self.io.new_output(location),
             snapshot_id=version,
             avro_compression="deflate",
-        )
+        ) as writer:
+            for entry in entries:
+                writer.add_entry(entry)
+        manifest = writer.to_manifest_file()
+        manifest.sequence_number = sequence
+        manifest.min_sequence_number = min((e.sequence_number or sequence for e in entries), default=sequence)
+        return manifest
 
 
 def _size_class(manifest: ManifestFile) -> int:
@@ -227,7 +219,8 @@ class IcebergLog:
         self._catalog = catalog
         self._identifier = identifier
         self._table: Table | None = None
-        self._head: Snapshot | None = None
+        self.head: Snapshot | None = None
+        """The version that was read; None if the table has none yet."""
         self._manifests: Manifests | None = None
         self._lists: dict[int, tuple[ManifestFile, ...]] = {}
 
@@ -236,11 +229,6 @@ class IcebergLog:
         """The table as the catalog last returned it."""
         assert self._table is not None, "look first"
         return self._table
-
-    @property
-    def head(self) -> Snapshot | None:
-        """The version that was read; None if the table has none yet."""
-        return self._head
 
     def refresh(self) -> bool:
         """Move to the newest version; False if there is no table."""
@@ -264,9 +252,9 @@ class IcebergLog:
 
     def summary(self, key: str) -> Mapping[str, str] | None:
         """The summary of the newest version at or before the head that has `key`."""
-        if self._head is None:
+        if self.head is None:
             return None
-        for version in ancestors_of(self._head, self.table.metadata):
+        for version in ancestors_of(self.head, self.table.metadata):
             properties = _summary_properties(version)
             if key in properties:
                 return properties
@@ -276,7 +264,7 @@ class IcebergLog:
     def stands_at_main(self) -> bool:
         """Whether the version is the head as the catalog last returned it: not so after a lost reply."""
         now: int | None = self.table.metadata.current_snapshot_id
-        return now == (None if self._head is None else self._head.snapshot_id)
+        return now == (None if self.head is None else self.head.snapshot_id)
 
     def newest(self, key: str) -> Snapshot | None:
         """The newest version of any branch whose summary has `key`."""
@@ -285,7 +273,7 @@ class IcebergLog:
 
     def ancestors(self) -> set[int]:
         """The head and its known ancestors."""
-        return {version.snapshot_id for version in ancestors_of(self._head, self.table.metadata)}
+        return {version.snapshot_id for version in ancestors_of(self.head, self.table.metadata)}
 
     def file_locations(self, version: Snapshot) -> set[str]:
         """Locations of the files of a version. Raises OSError if its lists were removed."""
@@ -293,12 +281,13 @@ class IcebergLog:
 
     def manifests(self) -> tuple[ManifestFile, ...]:
         """The manifests of the head. Raises OSError if it was removed by now."""
-        return () if self._head is None else self.version_manifests(self._head)
+        return () if self.head is None else self.version_manifests(self.head)
 
     def version_manifests(self, version: Snapshot) -> tuple[ManifestFile, ...]:
         """The manifests of a version. Raises OSError if they were removed with it."""
         if version.snapshot_id not in self._lists:
-            self._lists[version.snapshot_id] = self._files.read_list(version)
+            listed = read_manifest_list(self._files.io.new_input(version.manifest_list))
+            self._lists[version.snapshot_id] = tuple(listed)
         return self._lists[version.snapshot_id]
 
     def named_files(self) -> set[str]:
@@ -314,7 +303,7 @@ class IcebergLog:
 
     def commit(self, change: Change, note: Mapping[str, str]) -> Snapshot:
         """Create a version whose summary carries the note. Raises IcebergCommitFailed, CommitOutcomeUnknown."""
-        table, parent, mark = self.table, self._head, uuid4().hex
+        table, parent, mark = self.table, self.head, uuid4().hex
         version, sequence = table.metadata.new_snapshot_id(), table.metadata.next_sequence_number()
         manifests, removed = list(self.manifests()), list[DataFile]()
         if change.removed:
@@ -345,7 +334,7 @@ class IcebergLog:
         if landed:
             self._lists[version] = tuple(manifests)
             self._forget(old)
-        self._head = snapshot
+        self.head = snapshot
         return snapshot
 
     # ── the steps of a commit ──
@@ -418,7 +407,7 @@ class IcebergLog:
             self._manifests.io = table.io  # a REST server may hand out new credentials each time
         version_ids = {version.snapshot_id for version in table.metadata.snapshots}
         self._lists = {version: listed for version, listed in self._lists.items() if version in version_ids}
-        self._table, self._head = table, table.current_snapshot()
+        self._table, self.head = table, table.current_snapshot()
 
     @property
     def _files(self) -> Manifests:

@@ -15,42 +15,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import ConcurrentModification, SilverMissing
 from cdc_lake.observability.failpoints import BRANCH_WRITTEN, LAYOUT_BEGUN, LAYOUT_FILLED, failpoint
+from cdc_lake.tables import schema_evolution, silver_table
 from cdc_lake.tables.catalog import catalog_address, check_catalog, open_catalog, reaching
-from cdc_lake.tables.schema_evolution import (
-    ChangeType,
-    Progress,
-    SchemaChange,
-    assignments,
-    begin,
-    finish,
-    is_promotion,
-    progress,
-)
+from cdc_lake.tables.schema_evolution import ChangeType, Progress, SchemaChange
 from cdc_lake.tables.silver_reader import temp_view
-from cdc_lake.tables.silver_table import (
-    APP_PROPERTY,
-    POSITION_PROPERTY,
-    Marker,
-    Statement,
-    app_id,
-    cluster_sql,
-    division_properties,
-    iceberg_table,
-    layout_app_id,
-    own_properties,
-    owner_properties,
-    partition_sql,
-    read_marker,
-    table_comment,
-)
-from cdc_lake.tables.types import SilverColumn, literal, quote_identifier
+from cdc_lake.tables.silver_table import APP_PROPERTY, POSITION_PROPERTY, Marker, Statement
+from cdc_lake.tables.types import SilverColumn, literal, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -74,9 +51,14 @@ class StagedTable:
         self.name = f"{target.name}__cdc_lake_draft"
 
     def __enter__(self) -> Self:
+        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra
+
         with reaching(self._address):
             self._drop()  # left by a killed process
-            self._base = self._live()
+            try:
+                self._base = self._catalog.load_table((self._target.namespace, self._target.name))
+            except NoSuchTableError as cause:
+                raise SilverMissing(self._target.label) from cause
             self._catalog.register_table(self._entry, self._base.metadata_location)
         return self
 
@@ -106,21 +88,11 @@ class StagedTable:
             except (CommitFailedException, ValueError) as cause:
                 raise ConcurrentModification(f"another writer committed to {self._target.label}") from cause
 
-    def _live(self) -> Table:
-        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra
-
-        try:
-            return self._catalog.load_table((self._target.namespace, self._target.name))
-        except NoSuchTableError as cause:
-            raise SilverMissing(self._target.label) from cause
-
     def _drop(self) -> None:
         from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra
 
-        try:
+        with suppress(NoSuchTableError):
             self._catalog.drop_table(self._entry)
-        except NoSuchTableError:
-            return
 
 
 def _updates(live: TableMetadata, draft: TableMetadata) -> tuple[TableUpdate, ...]:
@@ -172,7 +144,7 @@ class IcebergSilver:
 
     def marker(self, stream: str) -> Marker:
         """Read by pyiceberg from the catalog, never from Spark's cache."""
-        return read_marker(self._project, self._target, stream)
+        return silver_table.read_marker(self._project, self._target, stream)
 
     def columns(self) -> tuple[SilverColumn, ...] | None:
         """From the table's schema. Raises OtherCatalog."""
@@ -208,10 +180,12 @@ class IcebergSilver:
         self._cluster(self.name)
 
     def _cluster(self, name: str) -> None:
-        listed = f"LOCALLY ORDERED BY {cluster_sql(self._target)}" if self._target.cluster_by else "UNORDERED"
+        listed = (
+            f"LOCALLY ORDERED BY {silver_table.cluster_sql(self._target)}" if self._target.cluster_by else "UNORDERED"
+        )
         self._spark.sql(f"ALTER TABLE {name} WRITE {listed}")
         # otherwise properties of the former content remain
-        self._spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({division_properties(self._target)})")
+        self._spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({silver_table.division_properties(self._target)})")
 
     def laid_out(self, stream: str, base: Marker) -> int | None:
         """By the table's property."""
@@ -220,12 +194,12 @@ class IcebergSilver:
 
     def reshape(self, stream: str, base: Marker, position: int, changes: Sequence[SchemaChange], live: str) -> None:
         """By metadata commits, with an UPDATE between them if rows change; each resumes after the previous one."""
-        rows = assignments(changes, live) if base.version is not None else {}
-        swaps = any(isinstance(change, ChangeType) and not is_promotion(change) for change in changes)
-        app = layout_app_id(stream, self._target, base.generation)
+        rows = schema_evolution.assignments(changes, live) if base.version is not None else {}
+        swaps = any(isinstance(change, ChangeType) and not schema_evolution.is_promotion(change) for change in changes)
+        app = silver_table.layout_app_id(stream, self._target, base.generation)
         begun, final_progress = Progress(app, position, done=False), Progress(app, position, done=True)
         if self._current_progress(stream, base) != begun:
-            begin(self._table(), base.version, changes, begun if rows or swaps else final_progress)
+            schema_evolution.begin(self._table(), base.version, changes, begun if rows or swaps else final_progress)
             self._refresh()
             failpoint(LAYOUT_BEGUN)
         if not rows and not swaps:
@@ -233,30 +207,26 @@ class IcebergSilver:
         version = base.version
         if rows:
             sets = ", ".join(f"{quote_identifier(name)} = {sql}" for name, sql in rows.items())
-            version = self._commit(stream, base, base.position, lambda table: f"UPDATE {table} SET {sets}")
+            version = self.commit(stream, base, base.position, lambda table: f"UPDATE {table} SET {sets}")
             failpoint(LAYOUT_FILLED)
-        finish(self._table(), version, changes, final_progress)
+        schema_evolution.finish(self._table(), version, changes, final_progress)
         self._refresh()
 
     def _current_progress(self, stream: str, base: Marker) -> Progress | None:
-        reached = progress(self._table())
-        app = layout_app_id(stream, self._target, base.generation)
+        reached = schema_evolution.progress(self._table())
+        app = silver_table.layout_app_id(stream, self._target, base.generation)
         return reached if reached is not None and reached.app == app else None
 
     def _table(self) -> Table:
-        table = iceberg_table(self._project, self._target)
+        table = silver_table.iceberg_table(self._project, self._target)
         assert table is not None, "a table that is not there is created"
         return table
 
     def _refresh(self) -> None:
         self._spark.catalog.refreshTable(self.name)  # otherwise the session keeps using the old schema
 
-    def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
-        """Run one statement on a branch at `base`, then publish the branch."""
-        return self._commit(stream, base, position, statement)
-
-    def _commit(self, stream: str, base: Marker, position: int | None, statement: Statement) -> int:
-        """`position` None: rows belong to an earlier stream, and continue to."""
+    def commit(self, stream: str, base: Marker, position: int | None, statement: Statement) -> int:
+        """Run one statement on a branch at `base`, then publish it. `position` None: rows of an earlier stream."""
         branch = self._branch(base)
         try:
             with self._marking(stream, base.generation, position):
@@ -301,11 +271,14 @@ class IcebergSilver:
 
     def _clauses(self, stream: str) -> str:
         """The clauses of CREATE and REPLACE TABLE after the columns."""
-        comment = literal(table_comment(self._target.source))
-        properties = {**own_properties(self._target), **owner_properties(self._project, stream)}
-        own = "".join(f", {literal(key)} = {literal(value)}" for key, value in properties.items())
+        comment = literal(silver_table.table_comment(self._target.source))
+        properties = {
+            **silver_table.own_properties(self._target),
+            **silver_table.owner_properties(self._project, stream),
+        }
+        own = f", {properties_sql(properties)}" if properties else ""
         return (
-            f"USING iceberg{partition_sql(self._target)} COMMENT {comment} TBLPROPERTIES ("
+            f"USING iceberg{silver_table.partition_sql(self._target)} COMMENT {comment} TBLPROPERTIES ("
             "'format-version' = '2', 'write.merge.distribution-mode' = 'none', "
             "'write.metadata.delete-after-commit.enabled' = 'true', 'write.metadata.previous-versions-max' = '50'"
             f"{own})"
@@ -316,10 +289,10 @@ class IcebergSilver:
         """Let commits inside carry the marker or, without a position, only identify them as ours."""
         conf = self._spark.conf
         if position is None:
-            conf.set(_PROPERTY + APP_PROPERTY, layout_app_id(stream, self._target, generation))
+            conf.set(_PROPERTY + APP_PROPERTY, silver_table.layout_app_id(stream, self._target, generation))
         else:
             conf.set(_PROPERTY + POSITION_PROPERTY, str(position))
-            conf.set(_PROPERTY + APP_PROPERTY, app_id(stream, self._target, generation))
+            conf.set(_PROPERTY + APP_PROPERTY, silver_table.app_id(stream, self._target, generation))
         try:
             yield
         finally:
@@ -339,12 +312,16 @@ class IcebergSilver:
         if branch is None:
             branch = f"{_PREFIX}_{uuid4().hex}"
             self._spark.conf.set(_BRANCH, branch)
-            table = iceberg_table(self._project, self._target)
+            table = silver_table.iceberg_table(self._project, self._target)
             for left in [] if table is None else [r for r in table.refs() if r.startswith(_PREFIX)]:
                 self._spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS {quote_identifier(left)}")
         version_clause = f"AS OF VERSION {base.version}" if base.version is not None else ""
         self._spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH {branch} {version_clause}")
-        if base.version is None and (table := iceberg_table(self._project, self._target)) and table.current_snapshot():
+        if (
+            base.version is None
+            and (table := silver_table.iceberg_table(self._project, self._target))
+            and table.current_snapshot()
+        ):
             raise ConcurrentModification(f"another writer committed to {self._target.label}")
         return branch
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,8 +31,8 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import SilverBusy
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.failpoints import SILVER_COMPACTED, SILVER_EXPIRED, failpoint
-from cdc_lake.tables.delta_log import json_lines
-from cdc_lake.tables.delta_silver import DeltaSilver
+from cdc_lake.tables.delta_log import entry_at, json_lines
+from cdc_lake.tables.delta_silver import DeltaSilver, is_conflict
 from cdc_lake.tables.iceberg_silver import IcebergSilver
 from cdc_lake.tables.silver_table import APP_PROPERTY, iceberg_table
 from cdc_lake.tables.types import literal
@@ -84,7 +85,6 @@ def silver_upkeep(spark: SparkSession, project: Project, target: Target) -> Silv
     """The maintenance of a table's format; `spark` is used for nothing else meanwhile."""
     if target.format == "delta":
         return DeltaSilverMaintenance(spark, project, target)
-
     return IcebergSilverMaintenance(spark, project, target)
 
 
@@ -102,20 +102,15 @@ def retry_on_conflict(work: Callable[[], _R], target: Target, lost: Callable[[Ex
     raise AssertionError
 
 
-def measure_files(folder: Path) -> tuple[int, int]:
-    """Data files below a folder, and their bytes."""
-    files = [
-        f for kind in ("*.parquet", "*.bin", "*.puffin") for f in folder.rglob(kind) if "_delta_log" not in f.parts
-    ]
-    sizes = [size for f in files if (size := _size(f)) is not None]
+def measure_files(folder: Path | None) -> tuple[int, int]:
+    """Data files below a local folder, and their bytes; zeros if there is none."""
+    if folder is None:
+        return 0, 0
+    sizes: list[int] = []
+    for file in (file for kind in ("*.parquet", "*.bin", "*.puffin") for file in folder.rglob(kind)):
+        with suppress(FileNotFoundError):  # apply commits concurrently
+            sizes += [] if "_delta_log" in file.parts else [file.stat().st_size]
     return len(sizes), sum(sizes)
-
-
-def _size(file: Path) -> int | None:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:  # apply commits concurrently
-        return None
 
 
 def megabytes(size: int) -> str:
@@ -124,9 +119,8 @@ def megabytes(size: int) -> str:
 
 
 _MANIFESTS: Final = 20  # more manifests than this are rewritten: each plan opens all of them
-_ORPHAN: Final = timedelta(
-    days=1, minutes=5
-)  # Iceberg refuses less than a day: a younger file may belong to a commit in progress
+# Iceberg refuses less than a day: a younger file may belong to a commit in progress
+_ORPHAN: Final = timedelta(days=1, minutes=5)
 _OPTIONS: Final = (
     f"map('min-input-files', '2', 'target-file-size-bytes', '{FULL_FILE}', 'min-file-size-bytes', '{SMALL_FILE}')"
 )
@@ -177,37 +171,37 @@ class IcebergSilverMaintenance:
         table = self._table()
         assert table is not None  # nothing drops a silver table
         if spent := spent_versions(table, keep):
-            had, bytes_ = _measure_files(folder)
-            self._expire(spent)
-            has, left = _measure_files(folder)
+            had, bytes_ = measure_files(folder)
+            # a very old `older_than` disables Iceberg's own rule of age
+            listed = ", ".join(f"{version}L" for version in spent)
+            arguments = f"older_than => TIMESTAMP '1970-01-01 00:00:00', snapshot_ids => array({listed})"
+            self._call_again("expire_snapshots", arguments)
+            has, left = measure_files(folder)
             files = f"{pluralize(had - has, 'file')} ({megabytes(bytes_ - left)})"
             text = f"{pluralize(len(spent), 'version')} expired, and {files} with them"
             yield MaintenanceStep("expiry", text, {"versions": len(spent), "files": had - has, "bytes": bytes_ - left})
         failpoint(SILVER_EXPIRED)
-        had, bytes_ = _measure_files(folder)
+        had, bytes_ = measure_files(folder)
         before = min(keep.since, now - _ORPHAN)
         orphans = self._call("remove_orphan_files", f"older_than => {_time(before)}", many=True)
         if orphans:
-            _, left = _measure_files(folder)
+            _, left = measure_files(folder)
             text = f"{pluralize(len(orphans), 'file')} ({megabytes(bytes_ - left)}) no longer needed removed"
             yield MaintenanceStep("removal", text, {"files": len(orphans), "bytes": bytes_ - left})
 
     def _rewrite_files(self, table: Table) -> Iterator[MaintenanceStep]:
         strategy = "sort" if table.sort_order().fields else "binpack"
-        arguments = f"strategy => '{strategy}', options => {_OPTIONS}"
-        result = retry_on_conflict(
-            lambda: self._call("rewrite_data_files", arguments), self._target, _iceberg_commit_lost
-        )[0]
+        result = self._call_again("rewrite_data_files", f"strategy => '{strategy}', options => {_OPTIONS}")
         if result["rewritten_data_files_count"]:
             files, into = result["rewritten_data_files_count"], result["added_data_files_count"]
             text = f"{pluralize(files, 'file')} ({megabytes(result['rewritten_bytes_count'])}) compacted into {into:,}"
             yield MaintenanceStep(
                 "compaction", text, {"files": files, "into": into, "bytes": result["rewritten_bytes_count"]}
             )
-        if table.format_version == 2 and _delete_files(table):
-            deletes = retry_on_conflict(
-                lambda: self._call("rewrite_position_delete_files", ""), self._target, _iceberg_commit_lost
-            )[0]
+        head = table.current_snapshot()
+        summary = head.summary.additional_properties if head is not None and head.summary else {}
+        if table.format_version == 2 and int(summary.get("total-delete-files", "0")) > 0:
+            deletes = self._call_again("rewrite_position_delete_files", "")
             if files := deletes["rewritten_delete_files_count"]:
                 into, size = deletes["added_delete_files_count"], deletes["rewritten_bytes_count"]
                 text = f"{pluralize(files, 'delete file')} compacted into {into:,}"
@@ -215,18 +209,14 @@ class IcebergSilverMaintenance:
         now = self._table()
         head = None if now is None else now.current_snapshot()
         if now is not None and head is not None and len(head.manifests(now.io)) > _MANIFESTS:
-            result = retry_on_conflict(
-                lambda: self._call("rewrite_manifests", "use_caching => false"), self._target, _iceberg_commit_lost
-            )[0]
+            result = self._call_again("rewrite_manifests", "use_caching => false")
             manifests, into = result["rewritten_manifests_count"], result["added_manifests_count"]
             text = f"{pluralize(manifests, 'manifest')} rewritten into {into:,}"
             yield MaintenanceStep("compaction", text, {"manifests": manifests, "into": into})
 
-    def _expire(self, spent: list[int]) -> None:
-        """Expires versions by id. A very old `older_than` disables Iceberg's own rule of age."""
-        listed = ", ".join(f"{version}L" for version in spent)
-        arguments = f"older_than => TIMESTAMP '1970-01-01 00:00:00', snapshot_ids => array({listed})"
-        retry_on_conflict(lambda: self._call("expire_snapshots", arguments), self._target, _iceberg_commit_lost)
+    def _call_again(self, procedure: str, arguments: str) -> Mapping[str, Any]:
+        """The figures of a procedure, which is repeated if apply committed first. Raises SilverBusy."""
+        return retry_on_conflict(lambda: self._call(procedure, arguments), self._target, _iceberg_commit_lost)[0]
 
     def _call(self, procedure: str, arguments: str, *, many: bool = False) -> list[Mapping[str, Any]]:
         table = literal(f"{self._target.namespace}.{self._target.name}")
@@ -267,12 +257,6 @@ def spent_versions(table: Table, keep: Keep) -> list[int]:
     ]
 
 
-def _delete_files(table: Table) -> bool:
-    head = table.current_snapshot()
-    summary = head.summary.additional_properties if head is not None and head.summary else {}
-    return int(summary.get("total-delete-files", "0")) > 0
-
-
 def _iceberg_commit_lost(cause: Exception) -> bool:
     """Iceberg's error if another commit was first."""
     text = str(cause)
@@ -283,10 +267,6 @@ def _folder(table: Table) -> Path | None:
     """The table's folder, if it is local."""
     parts = urlsplit(table.location())
     return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None
-
-
-def _measure_files(folder: Path | None) -> tuple[int, int]:
-    return (0, 0) if folder is None else measure_files(folder)
 
 
 def _time(moment: datetime) -> str:
@@ -343,7 +323,9 @@ class DeltaSilverMaintenance:
     def run_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
         """Do it, step by step."""
         del now
-        metrics = retry_on_conflict(self._run_optimize, self._target, _delta_commit_lost)
+        row = retry_on_conflict(lambda: self._spark.sql(f"OPTIMIZE {self._name}").first(), self._target, is_conflict)
+        assert row is not None  # it answers with its figures
+        metrics = row["metrics"].asDict(recursive=True)
         if metrics["numFilesRemoved"]:
             removed, added = metrics["numFilesRemoved"], metrics["numFilesAdded"]
             before, after = metrics["filesRemoved"]["totalSize"], metrics["filesAdded"]["totalSize"]
@@ -360,11 +342,6 @@ class DeltaSilverMaintenance:
             text = f"{pluralize(had - has, 'file')} ({megabytes(bytes_ - left)}) no longer needed removed"
             yield MaintenanceStep("removal", text, {"files": had - has, "bytes": bytes_ - left})
 
-    def _run_optimize(self) -> dict[str, Any]:
-        row = self._spark.sql(f"OPTIMIZE {self._name}").first()
-        assert row is not None  # it answers with its figures
-        return dict(row["metrics"].asDict(recursive=True))
-
     def _hours(self, keep: Keep) -> int | None:
         """How long files that left the table stay; None if unknown, and then all of them stay.
 
@@ -376,22 +353,9 @@ class DeltaSilverMaintenance:
         for version in keep.versions:
             if version >= newest:
                 continue
-            committed_at = self._commit_time(version)
-            if committed_at is None:
+            actions = json_lines(entry_at(self._path, version) or "")
+            info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
+            if info is None:
                 return None
-            since = min(since, committed_at - self._before)
+            since = min(since, datetime.fromtimestamp(info["timestamp"] / 1000, UTC) - self._before)
         return max(0, math.ceil((datetime.now(UTC) - since).total_seconds() / 3600))
-
-    def _commit_time(self, version: int) -> datetime | None:
-        """When a version was committed, None if its log entry does not exist any more."""
-        entry = self._path / "_delta_log" / f"{version:020}.json"
-        try:
-            actions = json_lines(entry.read_bytes())
-        except FileNotFoundError:
-            return None
-        info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
-        return None if info is None else datetime.fromtimestamp(info["timestamp"] / 1000, UTC)
-
-
-def _delta_commit_lost(cause: Exception) -> bool:
-    return "Concurrent" in type(cause).__name__ or "DELTA_CONCURRENT" in str(cause)

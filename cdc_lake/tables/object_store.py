@@ -44,9 +44,6 @@ def _s3_config(storage: Storage) -> dict[str, str]:
 
 _T = TypeVar("_T")
 
-FAILURES = (DeltaError, OSError)
-"""The exceptions of the libraries if the store fails."""
-
 PATIENCE_PROPERTY = "cdc-lake.patience"
 """Property of pyiceberg's file access: milliseconds."""
 
@@ -83,6 +80,8 @@ class ObjectStore:
         """Arrow's file system, for files and single objects; paths are `bucket/key`."""
         storage = self._storage
         parts = urlsplit(storage.endpoint or "")
+        # pauses of the AWS SDK double from half a second on average, up to 20 s
+        attempts = min(10, 1 + (storage.patience // 1000).bit_length())
         return pafs.S3FileSystem(
             access_key=storage.access_key_id.get_secret_value(),
             secret_key=storage.secret_access_key.get_secret_value(),
@@ -94,7 +93,7 @@ class ObjectStore:
             background_writes=False,
             connect_timeout=5,
             request_timeout=30,
-            retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_attempts(storage.patience)),
+            retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=attempts),
         )
 
     @property
@@ -140,7 +139,7 @@ class ObjectStore:
                 return call()
             except (FileNotFoundError, TableNotFoundError):
                 raise
-            except (*FAILURES, *also) as failure:
+            except (DeltaError, OSError, *also) as failure:
                 if time.monotonic() + pause > end or _is_refused(failure):
                     raise_failure(failure, where, also)
             time.sleep(pause)
@@ -233,11 +232,6 @@ def raise_failure(failure: Exception, where: str, also: tuple[type[Exception], .
     if _is_refused(failure):
         raise StoreRefused("the object store refused a request", where=where) from failure
     raise StoreUnavailable("a request to the object store failed", where=where) from failure
-
-
-def _attempts(patience: int) -> int:
-    """Number of attempts of the AWS SDK: its pauses double from half a second on average, up to 20 s."""
-    return min(10, 1 + (patience // 1000).bit_length())
 
 
 def _is_refused(failure: Exception) -> bool:

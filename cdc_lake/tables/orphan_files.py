@@ -43,7 +43,6 @@ LOG_LEAST = 60.0
 """… and the minimum age in seconds of those removed."""
 
 _VERSION = re.compile(r"([0-9]{20})\.(json|crc|checkpoint\.parquet)")
-_DATA = ".parquet"
 _UNFINISHED = re.compile(r"_commit_.*\.json\.tmp")  # an unfinished commit of deltalake
 
 
@@ -62,7 +61,10 @@ def delta_leftovers(folder: Path, live: Collection[str], now: float, files_secon
     The log keeps a checkpoint older than the retention and everything after it: every version since can be read.
     `files_seconds`: how long unreferenced data files stay; None: the folder, which may be large, is not listed.
     """
-    files = [] if files_seconds is None else list(_files(folder, set(live), now - files_seconds))
+    files = []
+    if files_seconds is not None:
+        named = {str(folder / name) for name in live}
+        files = list(_find_unreferenced(folder, named, now - files_seconds, ".parquet"))
     entries = tuple(_entries(folder / "_delta_log", now))
     return OrphanFiles(entries, tuple(path for path, _ in files), sum(size for _, size in files))
 
@@ -83,15 +85,6 @@ def touch(paths: Iterable[Path]) -> None:
         os.utime(path)
 
 
-def _files(folder: Path, live: set[str], before: float) -> Iterator[tuple[Path, int]]:
-    with os.scandir(folder) as directory:
-        for file in directory:
-            if file.name.endswith(_DATA) and file.name not in live and file.is_file():
-                status = file.stat()
-                if status.st_mtime < before:
-                    yield Path(file.path), status.st_size
-
-
 def _entries(log: Path, now: float) -> Iterator[Path]:
     by_version: dict[int, list[tuple[str, Path, float]]] = {}
     with os.scandir(log) as files:
@@ -101,9 +94,9 @@ def _entries(log: Path, now: float) -> Iterator[Path]:
             elif _UNFINISHED.fullmatch(file.name) and file.stat().st_mtime < now - LOG_SECONDS:
                 yield Path(file.path)
     newest = max(by_version)
-    oldest_kept = min(
-        (v for v, of in by_version.items() if _is_kept(newest - v, now - max(t for *_, t in of))), default=newest
-    )
+    ages = {version: now - max(time for *_, time in of) for version, of in by_version.items()}
+    young = (v for v, age in ages.items() if age < LOG_LEAST or (age < LOG_SECONDS and newest - v < LOG_VERSIONS))
+    oldest_kept = min(young, default=newest)
     checkpoints = (
         v for v, of in by_version.items() if v <= oldest_kept and any(kind == "checkpoint.parquet" for kind, *_ in of)
     )
@@ -111,10 +104,6 @@ def _entries(log: Path, now: float) -> Iterator[Path]:
     for version, of in by_version.items():
         if version < base:
             yield from (path for _, path, _ in of)
-
-
-def _is_kept(newer_versions: int, age: float) -> bool:
-    return age < LOG_LEAST or (age < LOG_SECONDS and newer_versions < LOG_VERSIONS)
 
 
 ENTRY_SECONDS = 86_400.0
@@ -138,7 +127,7 @@ def find_unreferenced(
 
     `folder`: contains the notes. `before`: in seconds since 1970.
     """
-    notes = list(_list_files(filesystem, f"{folder}/{_NOTES}"))
+    notes = _list_files(filesystem, f"{folder}/{_NOTES}")
     young, old = ([n for n in notes if (_time(n) >= before) is wanted] for wanted in (True, False))
     protected = {name for note in young for name in _names(filesystem, note.path)} | set(named)
     gone = [
@@ -148,14 +137,6 @@ def find_unreferenced(
     ]
     paths = tuple(PurePosixPath(info.path) for info in (*gone, *old))
     return paths, sum(info.size for info in (*gone, *old))
-
-
-def metadata_files(
-    filesystem: pafs.FileSystem, folder: str, named: Collection[str], now: float
-) -> tuple[tuple[PurePosixPath, ...], int]:
-    """Old files of Iceberg's metadata in a folder that no version refers to; and their bytes."""
-    old = [i for i in _list_files(filesystem, folder) if i.base_name not in named and _time(i) < now - ENTRY_SECONDS]
-    return tuple(PurePosixPath(info.path) for info in old), sum(info.size for info in old)
 
 
 def entries(filesystem: pafs.FileSystem, folder: str, now: float) -> tuple[PurePosixPath, ...]:
@@ -180,15 +161,12 @@ def remove_from_store(filesystem: pafs.FileSystem, leftovers: OrphanFiles) -> No
             filesystem.delete_file(str(path))
 
 
-def _list_files(filesystem: pafs.FileSystem, folder: str) -> Iterator[pafs.FileInfo]:
-
-    for info in filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True)):
-        if info.type is pafs.FileType.File:
-            yield info
+def _list_files(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
+    infos = filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+    return [info for info in infos if info.type is pafs.FileType.File]
 
 
 def _names(filesystem: pafs.FileSystem, path: str) -> list[str]:
-
     with filesystem.open_input_stream(path) as opened:
         return [str(name) for name in json.loads(opened.read())]
 
@@ -208,12 +186,9 @@ def iceberg_leftovers(log: IcebergLog, now: float, files_seconds: float | None) 
         return OrphanFiles((), (), 0)
     if folder is None:
         return _in_store(log, now, files_seconds)
-    entries = list(_find_unreferenced(folder / "metadata", _referenced_paths(log), now - LOG_SECONDS))
-    files = list(
-        _find_unreferenced(
-            folder / "data", {str(local_path(log.table, f)) for f in log.named_files()}, now - files_seconds
-        )
-    )
+    described, named = ({str(local_path(log.table, f)) for f in of} for of in (_locations(log), log.named_files()))
+    entries = list(_find_unreferenced(folder / "metadata", described, now - LOG_SECONDS))
+    files = list(_find_unreferenced(folder / "data", named, now - files_seconds))
     size = sum(size for _, size in (*entries, *files))
     return OrphanFiles(tuple(path for path, _ in entries), tuple(path for path, _ in files), size)
 
@@ -258,8 +233,13 @@ def _in_store(log: IcebergLog, now: float, files_seconds: float) -> OrphanFiles 
     named = {location.rpartition("/")[2] for location in log.named_files()}
     files, size = find_unreferenced(store, folder, f"{folder}/data", named, now - files_seconds)
     described = {location.rpartition("/")[2] for location in _locations(log)}
-    metadata, more = metadata_files(store, f"{folder}/metadata", described, now)
-    return OrphanFiles(metadata, files, size + more)
+    old = [
+        info
+        for info in _list_files(store, f"{folder}/metadata")
+        if info.base_name not in described and _time(info) < now - ENTRY_SECONDS
+    ]
+    metadata = tuple(PurePosixPath(info.path) for info in old)
+    return OrphanFiles(metadata, files, size + sum(info.size for info in old))
 
 
 def _folder(table: Table) -> str:
@@ -267,10 +247,6 @@ def _folder(table: Table) -> str:
     from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415
 
     return str(PyArrowFileIO.parse_location(table.location(), table.io.properties)[2]).rstrip("/")
-
-
-def _referenced_paths(log: IcebergLog) -> set[str]:
-    return {str(local_path(log.table, location)) for location in _locations(log)}
 
 
 def _locations(log: IcebergLog) -> set[str]:
@@ -282,9 +258,10 @@ def _locations(log: IcebergLog) -> set[str]:
     return named
 
 
-def _find_unreferenced(folder: Path, named: set[str], before: float) -> Iterator[tuple[Path, int]]:
+def _find_unreferenced(folder: Path, named: set[str], before: float, suffix: str = "") -> Iterator[tuple[Path, int]]:
+    """Files that are not `named`, by their paths, and older than `before`; with their bytes."""
     for path in folder.iterdir() if folder.exists() else ():
-        if str(path) not in named and path.is_file():
+        if path.name.endswith(suffix) and str(path) not in named and path.is_file():
             status = path.stat()
             if status.st_mtime < before:
                 yield path, status.st_size

@@ -91,14 +91,11 @@ class Hashes:
         rounds = sizes // _ROUND
         most = int(rounds.max(initial=0))
         if len(values) * (most + 1) * 3 > _WORDS_AT_MOST and len(values) > 1:
-            return self._halves(values)
+            middle = len(values) // 2
+            first = Hashes(self.high[:middle], self.low[:middle]).text(values[:middle])
+            second = Hashes(self.high[middle:], self.low[middle:]).text(values[middle:])
+            return Hashes(np.concatenate((first.high, second.high)), np.concatenate((first.low, second.low)))
         return self._text(values, sizes, rounds, most)
-
-    def _halves(self, values: Any) -> Hashes:
-        middle = len(values) // 2
-        first = Hashes(self.high[:middle], self.low[:middle]).text(values[:middle])
-        second = Hashes(self.high[middle:], self.low[middle:]).text(values[middle:])
-        return Hashes(np.concatenate((first.high, second.high)), np.concatenate((first.low, second.low)))
 
     def _text(self, values: Any, sizes: Any, rounds: Any, most: int) -> Hashes:
         width = (most + 1) * _ROUND
@@ -305,9 +302,7 @@ _ODD: Final = 1  # the hash of a row that silver cannot represent
 
 @dataclass(frozen=True)
 class RowForm:
-    """How the rows of a table are hashed. `columns` in hashing order; `numbered`: the key is one integer, and its last
-    bits are the bucket.
-    """
+    """How rows are hashed. `columns` in order; `numbered`: the key is one integer, and its last bits are the bucket."""
 
     columns: tuple[str, ...]
     keys: tuple[str, ...]
@@ -344,7 +339,9 @@ class RowForm:
 
     def text(self, rows: pa.Table) -> Any:
         """One text for the key of each row of canonical text, large_string; different keys have different texts."""
-        parts = [part for name in self.keys for part in _parts(rows[name])]
+        colon, parts = pa.scalar(":", _TEXT), list[Any]()
+        for name in self.keys:
+            parts += (pc.cast(pc.binary_length(rows[name]), _TEXT), colon, rows[name])
         return _combine_chunks(pc.binary_join_element_wise(*parts, pa.scalar("", _TEXT), null_handling="replace"))
 
 
@@ -411,10 +408,6 @@ def _flags(columns: Sequence[Any], rows: int) -> Iterator[Any]:
             if values.null_count:
                 flags |= np.asarray(pc.is_null(values)).astype(np.int32) << n
         yield flags
-
-
-def _parts(values: Any) -> tuple[Any, ...]:
-    return pc.cast(pc.binary_length(values), _TEXT), pa.scalar(":", _TEXT), values
 
 
 def _combine_chunks(values: Any) -> Any:

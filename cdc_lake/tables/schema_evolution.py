@@ -61,11 +61,7 @@ class KeepColumn:
     """A column dropped at the source stays; rows written from then on are NULL there."""
 
     column: SilverColumn
-
-    @property
-    def destructive(self) -> bool:
-        """Never."""
-        return False
+    destructive = False
 
     def text(self, table: str) -> str:
         """The operation in words."""
@@ -77,11 +73,8 @@ class DropColumn:
     """A column dropped at the source is removed, or a kept one whose name is needed."""
 
     column: SilverColumn
-
-    @property
-    def destructive(self) -> bool:
-        """Always: its values are lost."""
-        return True
+    destructive = True
+    """Always: its values are lost."""
 
     def text(self, table: str) -> str:
         """The operation in words."""
@@ -94,11 +87,8 @@ class RenameColumn:
 
     name: str
     to: str
-
-    @property
-    def destructive(self) -> bool:
-        """Always: readers of the old name find nothing."""
-        return True
+    destructive = True
+    """Always: readers of the old name find nothing."""
 
     def text(self, table: str) -> str:
         """The operation in words."""
@@ -147,11 +137,8 @@ class AssumeColumn:
 
     name: str
     former: str | None
-
-    @property
-    def destructive(self) -> bool:
-        """Always: values of one column may be attributed to another."""
-        return True
+    destructive = True
+    """Always: values of one column may be attributed to another."""
 
     def text(self, table: str) -> str:
         """The operation in words."""
@@ -166,11 +153,8 @@ class AssumeKey:
     """Columns that match updates without an old row, whose identity is uncertain."""
 
     names: tuple[str, ...]
-
-    @property
-    def destructive(self) -> bool:
-        """Always: another row may be updated."""
-        return True
+    destructive = True
+    """Always: another row may be updated."""
 
     def text(self, table: str) -> str:
         """The operation in words."""
@@ -181,10 +165,7 @@ class AssumeKey:
 class BeginAgain:
     """The source's table was dropped and another one has its name: the rows of the first are removed."""
 
-    @property
-    def destructive(self) -> bool:
-        """Always."""
-        return True
+    destructive = True
 
     def text(self, table: str) -> str:
         """The operation in words."""
@@ -195,8 +176,6 @@ SchemaChange: TypeAlias = (
     AddColumn | KeepColumn | DropColumn | RenameColumn | ChangeType | AssumeColumn | AssumeKey | BeginAgain
 )
 
-
-_OF_THE_TABLE = (AddColumn, DropColumn, RenameColumn, ChangeType)
 
 KINDS = {
     AddColumn: "add_column",
@@ -346,8 +325,6 @@ def restate_columns(
                 columns[name] = new, change.conversion_sql(columns[name][1])
             case AddColumn(column, fill):
                 columns[column.name] = column.type, fill_sql(column, fill, live)
-            case _:
-                pass
     return tuple((SilverColumn(name, kind), sql) for name, (kind, sql) in columns.items())
 
 
@@ -373,7 +350,7 @@ def only_adds(changes: Iterable[SchemaChange]) -> bool:
 
 def for_the_table(changes: Iterable[SchemaChange]) -> tuple[SchemaChange, ...]:
     """The operations that change the table itself: not kept columns, and not a new beginning, which deletes rows."""
-    return tuple(change for change in changes if isinstance(change, _OF_THE_TABLE))
+    return tuple(change for change in changes if isinstance(change, AddColumn | DropColumn | RenameColumn | ChangeType))
 
 
 PROPERTY: Final = "cdc-lake.layout"
@@ -420,8 +397,6 @@ def assignments(changes: Sequence[SchemaChange], live: str) -> dict[str, str]:
                 values[_PREFIX + name] = change.conversion_sql(quote_identifier(name))
             case AddColumn(column, fill) if fill is not None:
                 values[column.name] = fill_sql(column, fill, live)
-            case _:
-                pass
     return values
 
 
@@ -438,8 +413,6 @@ def begin(table: Table, version: int | None, changes: Sequence[SchemaChange], re
                     schema.delete_column(column.name)
                 case RenameColumn(name, to):
                     schema.rename_column(name, to)
-                case _:
-                    pass
 
     def add_columns(schema: UpdateSchema) -> None:
         for change in changes:
@@ -450,8 +423,6 @@ def begin(table: Table, version: int | None, changes: Sequence[SchemaChange], re
                     schema.add_column(_PREFIX + name, _iceberg_type(new))
                 case AddColumn(column):
                     schema.add_column(column.name, _iceberg_type(column.type))
-                case _:
-                    pass
 
     _commit(table, version, reached, leave, add_columns)
 

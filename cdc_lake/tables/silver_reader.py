@@ -18,10 +18,12 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import SilverMissing
-from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.files import grouped
+from cdc_lake.tables.silver_table import delta_table, iceberg_table
 from cdc_lake.tables.types import quote_identifier
 
 if TYPE_CHECKING:
+    from pyiceberg.table import DataScan
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -35,10 +37,8 @@ _ENGINE = {
 def silver_version(project: Project, target: Target) -> int | None:
     """The newest version of a silver table; None if it does not exist or, on Iceberg, has no snapshot yet."""
     if target.format == "delta":
-        try:
-            return int(DeltaTable(str(project.silver_path(target))).version())
-        except TableNotFoundError:
-            return None
+        delta = delta_table(project, target)
+        return None if delta is None else int(delta.version())
     table = iceberg_table(project, target)
     head = table.current_snapshot() if table is not None else None
     return head.snapshot_id if head is not None else None
@@ -71,10 +71,7 @@ def read_silver(
     """
     if target.format == "delta":
         return _read_delta(project, target, version, columns)
-    table = iceberg_table(project, target)
-    if table is None or (version is not None and table.snapshot_by_id(version) is None):
-        raise SilverMissing(target.label, version)
-    return table.scan(snapshot_id=version, selected_fields=tuple(columns) if columns is not None else ("*",)).to_arrow()
+    return _scan_iceberg(project, target, version, columns).to_arrow()
 
 
 def silver_blocks(project: Project, target: Target, version: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
@@ -86,10 +83,7 @@ def silver_blocks(project: Project, target: Target, version: int | None = None) 
         batches = _query_delta(project, target, version, None)
         schema = _plain_schema(pa.schema(batches.schema))
         return schema, _group_batches((pa.record_batch(batch) for batch in batches), schema)
-    table = iceberg_table(project, target)
-    if table is None or (version is not None and table.snapshot_by_id(version) is None):
-        raise SilverMissing(target.label, version)
-    reader = table.scan(snapshot_id=version).to_arrow_batch_reader()
+    reader = _scan_iceberg(project, target, version).to_arrow_batch_reader()
     return reader.schema, _group_batches(reader, reader.schema)
 
 
@@ -97,10 +91,16 @@ def silver_rows(project: Project, target: Target, version: int | None = None) ->
     """The number of rows of a silver table at a version, of all kinds. Raises SilverMissing."""
     if target.format == "delta":
         return int(pa.table(_query_delta(project, target, version, "count(*)"))[0][0].as_py())
+    return int(_scan_iceberg(project, target, version).count())
+
+
+def _scan_iceberg(
+    project: Project, target: Target, version: int | None, columns: Sequence[str] | None = None
+) -> DataScan:
     table = iceberg_table(project, target)
     if table is None or (version is not None and table.snapshot_by_id(version) is None):
         raise SilverMissing(target.label, version)
-    return int(table.scan(snapshot_id=version).count())
+    return table.scan(snapshot_id=version, selected_fields=tuple(columns) if columns is not None else ("*",))
 
 
 def _read_delta(project: Project, target: Target, version: int | None, columns: Sequence[str] | None) -> pa.Table:
@@ -122,16 +122,8 @@ def _query_delta(project: Project, target: Target, version: int | None, columns:
 
 def _group_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     """Combines record batches, which may have few rows each, into tables."""
-    group: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        group.append(batch)
-        rows += batch.num_rows
-        if rows >= _ROWS_AT_ONCE:
-            yield pa.Table.from_batches(group).cast(schema)
-            group, rows = [], 0
-    if group:
-        yield pa.Table.from_batches(group).cast(schema)
+    groups = grouped(batches, lambda batch: batch.num_rows, _ROWS_AT_ONCE)
+    return (pa.Table.from_batches(group).cast(schema) for group in groups)
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -33,10 +33,10 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.config.silver_tables import PROPERTY, Partition
 from cdc_lake.errors import SilverMissing
 from cdc_lake.tables.catalog import catalog_address, is_there, open_catalog, reaching
-from cdc_lake.tables.types import SilverColumn, literal, quote_identifier
+from cdc_lake.tables.delta_log import entry_at
+from cdc_lake.tables.types import SilverColumn, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
@@ -103,9 +103,12 @@ def read_marker(project: Project, target: Target, stream: str, version: int | No
     return _iceberg_marker(table, head, written_by(stream, target))
 
 
-def iceberg_catalog(project: Project) -> Catalog:
-    """The pipeline's Iceberg catalog, the same that Spark opens."""
-    return open_catalog(catalog_address(project))
+def delta_table(project: Project, target: Target) -> DeltaTable | None:
+    """The newest version of a Delta silver table, None if it does not exist."""
+    try:
+        return DeltaTable(str(project.silver_path(target)))
+    except TableNotFoundError:
+        return None
 
 
 def iceberg_table(project: Project, target: Target) -> Table | None:
@@ -217,10 +220,10 @@ class TableLayout:
 def actual_layout(project: Project, target: Target) -> TableLayout | None:
     """How the table was created, None if it does not exist. Without a JVM."""
     if target.format == "delta":
-        try:
-            metadata = DeltaTable(str(project.silver_path(target))).metadata()
-        except TableNotFoundError:
+        delta = delta_table(project, target)
+        if delta is None:
             return None
+        metadata = delta.metadata()
         return _parse_layout(metadata.configuration, tuple(metadata.partition_columns))
     table = iceberg_table(project, target)
     if table is None:
@@ -232,13 +235,8 @@ def actual_layout(project: Project, target: Target) -> TableLayout | None:
 
 def clustered_once(project: Project, target: Target) -> bool:
     """Whether the table is a Delta table that was ever clustered: Delta then refuses to partition it (tried)."""
-    if target.format != "delta":
-        return False
-    try:
-        features = DeltaTable(str(project.silver_path(target))).protocol().writer_features
-    except TableNotFoundError:
-        return False
-    return "clustering" in (features or ())
+    table = delta_table(project, target) if target.format == "delta" else None
+    return table is not None and "clustering" in (table.protocol().writer_features or ())
 
 
 def declared_layout(target: Target) -> TableLayout:
@@ -249,8 +247,7 @@ def declared_layout(target: Target) -> TableLayout:
 
 def own_properties(target: Target) -> dict[str, str]:
     """The layout as table properties; without those that do not apply."""
-    properties = {PROPERTY: target.transforms.fingerprint, CLUSTER: _join_names(target.cluster_by)}
-    return {key: value for key, value in properties.items() if value}
+    return {key: value for key, value in _layout_properties(target).items() if value}
 
 
 def partition_sql(target: Target) -> str:
@@ -265,18 +262,18 @@ def cluster_sql(target: Target) -> str:
 
 
 def division_properties(target: Target) -> str:
-    """All layout properties as DDL; without those that do not apply."""
-    properties = {PROPERTY: target.transforms.fingerprint, CLUSTER: _join_names(target.cluster_by)}
-    return ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
+    """All layout properties as DDL; empty if they do not apply."""
+    return properties_sql(_layout_properties(target))
+
+
+def _layout_properties(target: Target) -> dict[str, str]:
+    # a silver name contains no comma (`tables.types`)
+    return {PROPERTY: target.transforms.fingerprint, CLUSTER: ",".join(target.cluster_by)}
 
 
 def _parse_layout(properties: Mapping[str, str], partitions: tuple[str, ...]) -> TableLayout:
     cluster = tuple(name for name in properties.get(CLUSTER, "").split(",") if name)
     return TableLayout(properties.get(PROPERTY, ""), partitions, cluster)
-
-
-def _join_names(names: tuple[str, ...]) -> str:
-    return ",".join(names)  # a silver name contains no comma (`tables.types`)
 
 
 def _partition_sql(partition: Partition) -> str:
@@ -329,36 +326,32 @@ def owner_properties(project: Project, stream: str) -> dict[str, str]:
 def read_owner(project: Project, target: Target) -> Owner | None:
     """The owner of a silver table; None if there is no table. Without a JVM."""
     if target.format == "delta":
-        return _delta_owner(project.silver_path(target))
+        delta = delta_table(project, target)
+        return None if delta is None else _delta_owner(delta, project.silver_path(target))
     table = iceberg_table(project, target)
     return None if table is None else _iceberg_owner(table)
 
 
-def _delta_owner(folder: Path) -> Owner | None:
-    try:
-        table = DeltaTable(str(folder))
-    except TableNotFoundError:
-        return None
+def _delta_owner(table: DeltaTable, folder: Path) -> Owner:
     metadata = table.metadata()
     pipeline, stream = metadata.configuration.get(PIPELINE), metadata.configuration.get(STREAM)
     if stream is None:
-        stream = next(_delta_streams(folder / "_delta_log", table.version()), None)
+        stream = next(_delta_streams(folder, table.version()), None)
     made_here = _COMMENT.fullmatch(metadata.description or "")
     unused = made_here is not None and stream is None and not table.file_uris()
     return Owner(pipeline, stream, unused, made_here and made_here["source"])
 
 
-def _delta_streams(log: Path, version: int) -> Iterator[str]:
+def _delta_streams(folder: Path, version: int) -> Iterator[str]:
     """The streams of the markers in a Delta table's log, newest commit first."""
     for number in range(version, -1, -1):
-        try:
-            text = (log / f"{number:020}.json").read_text()
-        except FileNotFoundError:
+        text = entry_at(folder, number)
+        if text is None:
             break
         for line in text.split("\n"):
             if '"txn"' in line and (stream := _stream_of(json.loads(line).get("txn", {}).get("appId", ""))):
                 yield stream
-    checkpoints = sorted(log.glob("*.checkpoint*.parquet"), reverse=True)
+    checkpoints = sorted((folder / "_delta_log").glob("*.checkpoint*.parquet"), reverse=True)
     newest = [checkpoint for checkpoint in checkpoints if checkpoint.name[:20] == checkpoints[0].name[:20]]
     marks: list[tuple[int, str]] = []
     for part in newest:

@@ -135,8 +135,7 @@ def start(project: Project, *, log: Path | None = None) -> SparkSession:
             spark = builder.getOrCreate()
         except Exception as cause:
             raise SparkNotStarted(f"Spark did not start; its output is in {log}") from cause
-    _log_no_values(spark)
-    _keep_classes(spark)
+    _settle_jvm(spark)
     return apply_settings(spark)
 
 
@@ -273,20 +272,17 @@ def _not_of_py4j(record: logging.LogRecord) -> bool:
     return Path(record.pathname).parent.name != "py4j"
 
 
-def _log_no_values(spark: SparkSession) -> None:
-    """Prevent the JVM from logging what may quote a row: Spark's errors contain values. Fatal errors are logged."""
+def _settle_jvm(spark: SparkSession) -> None:
+    """Prevent the JVM from logging what may quote a row: Spark's errors contain values. Fatal errors are logged.
+
+    Cache the classes that pyspark requests from the JVM by name with each column and call: Java would search all jars
+    each time (a 20th of the CPU time of small merges, sampled).
+    """
     spark.sparkContext.setLogLevel("OFF")
     jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
     assert jvm is not None, "it was just started"
     log4j = jvm.org.apache.logging.log4j
     log4j.core.config.Configurator.setLevel(_ENDS_IT, log4j.Level.ERROR)
-
-
-def _keep_classes(spark: SparkSession) -> None:
-    """Cache the classes that pyspark requests from the JVM by name with each column and call: Java would search all
-    jars each time (a 20th of the CPU time of small merges, sampled).
-    """
-    jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
     for path in _LOOKED_UP:
         owner: object = jvm
         for name in path:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import LakeError
-from cdc_lake.tables.silver_table import SilverStore, iceberg_table
-from cdc_lake.tables.types import SilverColumn
+from cdc_lake.tables.silver_table import SilverStore, delta_table, iceberg_table
+from cdc_lake.tables.types import SilverColumn, properties_sql
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -52,7 +52,12 @@ class TableStatistics:
 def weight(project: Project, target: Target) -> TableStatistics:
     """The statistics of a silver table; zeros if it does not exist or is empty."""
     if target.format == "delta":
-        return _delta_weight(str(project.silver_path(target)))
+        delta = delta_table(project, target)
+        if delta is None:
+            return TableStatistics(0, 0, marked=False)
+        sizes = pa.table(delta.get_add_actions(flatten=True))["size_bytes"]
+        marked = delta.metadata().configuration.get("delta.enableDeletionVectors") == "true"
+        return TableStatistics(len(sizes), int(pc.sum(sizes).as_py() or 0), marked)
     table = iceberg_table(project, target)
     if table is None:
         return TableStatistics(0, 0, marked=False)
@@ -73,16 +78,6 @@ def all_below(project: Project, target: Target, version: int | None, column: str
         return _delta_below(DeltaTable(str(project.silver_path(target)), version=version), column, low)
     table = iceberg_table(project, target)
     return table is not None and _iceberg_below(table, version, column, low)
-
-
-def _delta_weight(path: str) -> TableStatistics:
-    try:
-        table = DeltaTable(path)
-    except TableNotFoundError:
-        return TableStatistics(0, 0, marked=False)
-    sizes = pa.table(table.get_add_actions(flatten=True))["size_bytes"]
-    marked = table.metadata().configuration.get("delta.enableDeletionVectors") == "true"
-    return TableStatistics(len(sizes), int(pc.sum(sizes).as_py() or 0), marked)
 
 
 def _delta_below(table: DeltaTable, column: str, low: int) -> bool:
@@ -127,17 +122,14 @@ def _top(io: FileIO, manifest: ManifestFile, field: int) -> int | None:
 
 def silver_columns(project: Project, target: Target) -> tuple[str, ...] | None:
     """Column names in the table's order; None if the table does not exist."""
-    if target.format == "delta":
-        table = _delta(project, target)
-        return tuple(field.name for field in table.schema().fields) if table is not None else None
-    iceberg = iceberg_table(project, target)
-    return tuple(field.name for field in iceberg.schema().fields) if iceberg is not None else None
+    columns = silver_shape(project, target)
+    return None if columns is None else tuple(column.name for column in columns)
 
 
 def silver_shape(project: Project, target: Target) -> tuple[SilverColumn, ...] | None:
     """The columns with Spark's type names; None if the table does not exist."""
     if target.format == "delta":
-        table = _delta(project, target)
+        table = delta_table(project, target)
         if table is None:
             return None
         fields = json.loads(table.schema().to_json())["fields"]
@@ -178,7 +170,7 @@ def silver_rows(project: Project, target: Target, where: tuple[str, bool] | None
         LakeError: The table cannot be read.
     """
     if target.format == "delta":
-        table = _delta(project, target)
+        table = delta_table(project, target)
         if table is None:
             return None
         try:
@@ -197,13 +189,6 @@ def silver_rows(project: Project, target: Target, where: tuple[str, bool] | None
 
 def _count(column: pa.Array, where: tuple[str, bool] | None) -> int:
     return len(column) if where is None else int(pc.sum(pc.equal(column, where[1])).as_py() or 0)
-
-
-def _delta(project: Project, target: Target) -> DeltaTable | None:
-    try:
-        return DeltaTable(str(project.silver_path(target)))
-    except TableNotFoundError:
-        return None
 
 
 MARKED_FROM: Final = {"delta": 64 << 20, "iceberg": 8 << 20}
@@ -229,5 +214,4 @@ def mark_when_large(spark: SparkSession, silver: SilverStore, project: Project, 
     now = weight(project, target)
     if now.marked or now.size < MARKED_FROM[target.format]:
         return
-    properties = ", ".join(f"'{name}' = '{value}'" for name, value in _PROPERTIES[target.format].items())
-    spark.sql(f"ALTER TABLE {silver.name} SET TBLPROPERTIES ({properties})")
+    spark.sql(f"ALTER TABLE {silver.name} SET TBLPROPERTIES ({properties_sql(_PROPERTIES[target.format])})")

@@ -42,6 +42,11 @@ def literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024") + "'"
 
 
+def properties_sql(properties: Mapping[str, str]) -> str:
+    """Properties as TBLPROPERTIES takes them."""
+    return ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
+
+
 @dataclass(frozen=True, slots=True)
 class SilverColumn:
     """A column of a silver table: its name and its Spark SQL type."""
@@ -120,6 +125,12 @@ _ARRAY = _text("the array as the server prints it")
 _SAME_TEXT = _text("", Loss.LOSSLESS)
 _INFINITE = "infinity, -infinity, BC, years above 9999"
 _OWN = "of the GaussDB family"
+_FLOAT_NOTE = "NaN, infinities and -0 are kept; in values that identify a row -0 is held"
+_PADDED = _text("padded with spaces to its length, as the server prints it", Loss.LOSSLESS)
+_SERVER_TEXT = _text(f"{_OWN}; the text the server prints")
+_TIMESTAMP = ColumnType("timestamp_ntz", Family.TIMESTAMP, Loss.LOSSLESS, "microseconds", _INFINITE)
+_INSTANT = ColumnType("timestamp", Family.TIMESTAMPTZ, Loss.LOSSLESS, "microseconds, the same instant", _INFINITE)
+_MINUTES = replace(_TIMESTAMP, note=f"{_OWN}; whole minutes")
 _BYTES = ColumnType("binary", Family.HEX, Loss.LOSSLESS, f"{_OWN}; digits in upper case on the wire")
 
 LEDGER: tuple[LedgerRow, ...] = (
@@ -127,28 +138,8 @@ LEDGER: tuple[LedgerRow, ...] = (
     LedgerRow(23, "int4", ("integer", "int"), ColumnType("int", Family.INTEGER, Loss.LOSSLESS)),
     LedgerRow(20, "int8", ("bigint",), ColumnType("bigint", Family.INTEGER, Loss.LOSSLESS)),
     LedgerRow(26, "oid", (), ColumnType("bigint", Family.INTEGER, Loss.LOSSLESS, "unsigned 32 bit on the server")),
-    LedgerRow(
-        700,
-        "float4",
-        ("real",),
-        ColumnType(
-            "float",
-            Family.FLOAT,
-            Loss.LOSSLESS,
-            "NaN, infinities and -0 are kept; in values that identify a row -0 is held",
-        ),
-    ),
-    LedgerRow(
-        701,
-        "float8",
-        ("double precision",),
-        ColumnType(
-            "double",
-            Family.FLOAT,
-            Loss.LOSSLESS,
-            "NaN, infinities and -0 are kept; in values that identify a row -0 is held",
-        ),
-    ),
+    LedgerRow(700, "float4", ("real",), ColumnType("float", Family.FLOAT, Loss.LOSSLESS, _FLOAT_NOTE)),
+    LedgerRow(701, "float8", ("double precision",), ColumnType("double", Family.FLOAT, Loss.LOSSLESS, _FLOAT_NOTE)),
     LedgerRow(
         1700, "numeric", ("decimal",), _text("no modifier, or more than 38 digits, or a scale outside 0…precision")
     ),
@@ -156,27 +147,12 @@ LEDGER: tuple[LedgerRow, ...] = (
     LedgerRow(17, "bytea", (), ColumnType("binary", Family.BINARY, Loss.LOSSLESS)),
     LedgerRow(25, "text", (), _SAME_TEXT),
     LedgerRow(1043, "varchar", ("character varying",), _SAME_TEXT),
-    LedgerRow(
-        1042,
-        "bpchar",
-        ("character",),
-        _text("padded with spaces to its length, as the server prints it", Loss.LOSSLESS),
-    ),
+    LedgerRow(1042, "bpchar", ("character",), _PADDED),
     LedgerRow(18, "char", ('"char"',), _SAME_TEXT),
     LedgerRow(19, "name", (), _SAME_TEXT),
     LedgerRow(1082, "date", (), ColumnType("date", Family.DATE, Loss.LOSSLESS, held=_INFINITE)),
-    LedgerRow(
-        1114,
-        "timestamp",
-        ("timestamp without time zone",),
-        ColumnType("timestamp_ntz", Family.TIMESTAMP, Loss.LOSSLESS, "microseconds", _INFINITE),
-    ),
-    LedgerRow(
-        1184,
-        "timestamptz",
-        ("timestamp with time zone",),
-        ColumnType("timestamp", Family.TIMESTAMPTZ, Loss.LOSSLESS, "microseconds, the same instant", _INFINITE),
-    ),
+    LedgerRow(1114, "timestamp", ("timestamp without time zone",), _TIMESTAMP),
+    LedgerRow(1184, "timestamptz", ("timestamp with time zone",), _INSTANT),
     LedgerRow(1083, "time", ("time without time zone",), _AS_TEXT),
     LedgerRow(1266, "timetz", ("time with time zone",), _AS_TEXT),
     LedgerRow(1186, "interval", (), _AS_TEXT),
@@ -198,24 +174,15 @@ LEDGER: tuple[LedgerRow, ...] = (
     LedgerRow(90, "clob", (), _text(_OWN, Loss.LOSSLESS)),
     LedgerRow(88, "blob", (), _BYTES),
     LedgerRow(86, "raw", (), _BYTES),
-    LedgerRow(
-        9003,
-        "smalldatetime",
-        (),
-        ColumnType("timestamp_ntz", Family.TIMESTAMP, Loss.LOSSLESS, f"{_OWN}; whole minutes", _INFINITE),
-    ),
-    LedgerRow(5801, "hash16", (), _text(f"{_OWN}; the text the server prints")),
-    LedgerRow(5802, "hash32", (), _text(f"{_OWN}; the text the server prints")),
-    LedgerRow(8305, "vector", (), _text(f"{_OWN}; the text the server prints")),
+    LedgerRow(9003, "smalldatetime", (), _MINUTES),
+    LedgerRow(5801, "hash16", (), _SERVER_TEXT),
+    LedgerRow(5802, "hash32", (), _SERVER_TEXT),
+    LedgerRow(8305, "vector", (), _SERVER_TEXT),
 )
 """The mapping. `column_type` computes bounded numerics from their modifier."""
 
-_BY_OID: Mapping[int, ColumnType] = MappingProxyType({row.oid: row.type for row in LEDGER})
-_BY_NAME: Mapping[str, ColumnType] = MappingProxyType(
-    {name: row.type for row in LEDGER for name in (row.name, *row.aliases)}
-)
-_NAMES_BY_OID: Mapping[int, str] = MappingProxyType({row.oid: row.name for row in LEDGER})
-_NAMES: Mapping[str, str] = MappingProxyType({name: row.name for row in LEDGER for name in (row.name, *row.aliases)})
+_BY_OID: Mapping[int, LedgerRow] = MappingProxyType({row.oid: row for row in LEDGER})
+_BY_NAME: Mapping[str, LedgerRow] = MappingProxyType({name: row for row in LEDGER for name in (row.name, *row.aliases)})
 _NUMERIC = 1700
 _OF_LENGTH = frozenset({1042, 1043, 3969})
 _NUMERIC_NAMES = frozenset({"numeric", "decimal"})
@@ -235,10 +202,7 @@ def column_type(column: Column, policy: TypePolicy = UNDECLARED) -> ColumnType:
 
     Raises TypeRefused if a type is declared that the column cannot have.
     """
-    own = _own_type(column)
-    declared = policy.declared_for(column.name)
-    if declared is None and is_numeric(column) and own.family is Family.TEXT:
-        declared = policy.numeric
+    own, declared = _own_and_declared(column, policy)
     silver_type = own if declared is None else _apply_declared(column, own, declared)
     if policy.bare_points and is_numeric(column) and silver_type.family is Family.TEXT:
         return replace(silver_type, family=Family.NUMBER_TEXT)
@@ -247,10 +211,7 @@ def column_type(column: Column, policy: TypePolicy = UNDECLARED) -> ColumnType:
 
 def companion_type(column: Column, policy: TypePolicy) -> ColumnType | None:
     """The type of the companion of a text column, None if there is none; see `column_type`."""
-    own = _own_type(column)
-    declared = policy.declared_for(column.name)
-    if declared is None and is_numeric(column) and own.family is Family.TEXT:
-        declared = policy.numeric
+    _, declared = _own_and_declared(column, policy)
     if declared is None or not declared.both:
         return None
     note = f"NULL if `{column.name}` is not a valid {declared.sql}"
@@ -259,7 +220,8 @@ def companion_type(column: Column, policy: TypePolicy) -> ColumnType | None:
 
 def type_name(column: Column) -> str:
     """The canonical name of the source's type; an unknown one by the source's name."""
-    return _NAMES_BY_OID.get(column.type_oid) or _NAMES.get(column.type_name, column.type_name)
+    row = _BY_OID.get(column.type_oid) or _BY_NAME.get(column.type_name)
+    return column.type_name if row is None else row.name
 
 
 def element_of(column: Column) -> Column | None:
@@ -273,14 +235,20 @@ def is_numeric(column: Column) -> bool:
     return column.type_oid == _NUMERIC or (column.type_oid == 0 and column.type_name in _NUMERIC_NAMES)
 
 
+def _own_and_declared(column: Column, policy: TypePolicy) -> tuple[ColumnType, Declared | None]:
+    own, declared = _own_type(column), policy.declared_for(column.name)
+    is_open = declared is None and is_numeric(column) and own.family is Family.TEXT
+    return own, policy.numeric if is_open else declared
+
+
 def _own_type(column: Column) -> ColumnType:
     """What the source's type alone gives."""
     if is_numeric(column):
         return _numeric(column.modifier)
-    known_type = _BY_OID.get(column.type_oid) if column.type_oid else _BY_NAME.get(column.type_name)
-    if known_type is None:
+    row = _BY_OID.get(column.type_oid) if column.type_oid else _BY_NAME.get(column.type_name)
+    if row is None:
         return _ARRAY if _array_name(column) else _AS_TEXT
-    return known_type
+    return row.type
 
 
 def _array_name(column: Column) -> str | None:
@@ -316,7 +284,7 @@ _READ_AS: Mapping[str, tuple[Family, str]] = MappingProxyType(
     }
 )
 """How a text with a declared type is converted, and which values are held."""
-_INTEGERS = ("smallint", "int", "bigint")
+_WIDER_INTEGERS = {("smallint", "int"), ("smallint", "bigint"), ("int", "bigint")}
 
 
 def _apply_declared(column: Column, own: ColumnType, declared: Declared) -> ColumnType:
@@ -329,15 +297,10 @@ def _apply_declared(column: Column, own: ColumnType, declared: Declared) -> Colu
         return _text("the text that the server prints, as declared")
     elif declared.sql.startswith("decimal") if is_numeric(column) else own.family is Family.TEXT:
         return _read_as(declared.sql)
-    elif own.family is Family.INTEGER and own.sql in _INTEGERS[: _integer_rank(declared.sql)]:
+    elif own.family is Family.INTEGER and (own.sql, declared.sql) in _WIDER_INTEGERS:
         return ColumnType(declared.sql, Family.INTEGER, Loss.LOSSLESS, "as declared")
     what = "both a text and a decimal" if declared.both else declared.sql
     raise TypeRefused(f"column `{column.name}` of type {column.type_name} cannot be {what}")
-
-
-def _integer_rank(sql: str) -> int:
-    """The number of narrower integer types."""
-    return _INTEGERS.index(sql) if sql in _INTEGERS else 0
 
 
 def _read_as(sql: str) -> ColumnType:

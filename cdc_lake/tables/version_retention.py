@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import ConcurrentModification
 from cdc_lake.tables.silver_table import iceberg_table
-from cdc_lake.tables.types import literal, quote_identifier
+from cdc_lake.tables.types import literal, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -96,13 +96,6 @@ _DEFAULTS = {FILES: timedelta(days=7), LOG: timedelta(days=30)}  # Delta's defau
 _EVER = timedelta(days=36_500)
 _DAY = timedelta(days=1)  # log clean-up uses whole days
 _INTERVAL = re.compile(r"interval\s+([0-9]+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
-_UNITS = {
-    "second": timedelta(seconds=1),
-    "minute": timedelta(minutes=1),
-    "hour": timedelta(hours=1),
-    "day": _DAY,
-    "week": timedelta(weeks=1),
-}
 
 
 def retention_changes(project: Project, target: Target, needed: timedelta | None) -> tuple[str, ...]:
@@ -136,14 +129,13 @@ def _put_back(name: str, before: Mapping[str, str | None]) -> tuple[str, ...]:
 
 
 def _set_properties(name: str, properties: Mapping[str, str]) -> str:
-    pairs = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
-    return f"ALTER TABLE {name} SET TBLPROPERTIES ({pairs})"
+    return f"ALTER TABLE {name} SET TBLPROPERTIES ({properties_sql(properties)})"
 
 
 def _retention_hours(have: Mapping[str, str | None], key: str) -> int:
     """The retention in hours."""
     interval = _INTERVAL.fullmatch((have.get(key) or "").strip())
-    return _hours(_DEFAULTS[key] if interval is None else int(interval[1]) * _UNITS[interval[2].lower()])
+    return _hours(_DEFAULTS[key] if interval is None else timedelta(**{f"{interval[2].lower()}s": int(interval[1])}))
 
 
 def _hours(time: timedelta) -> int:

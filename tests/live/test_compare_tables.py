@@ -33,9 +33,10 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressEvent, silent
 from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.source.postgres.snapshot_visibility import visible
+from cdc_lake.tables.catalog import catalog_address, open_catalog
 from cdc_lake.tables.control_schema import schema_of
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_table import APP_PROPERTY, FIRST, POSITION_PROPERTY, app_id, iceberg_catalog
+from cdc_lake.tables.silver_table import APP_PROPERTY, FIRST, POSITION_PROPERTY, app_id
 from tests.conftest import Database
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore:The 'without_files' parameter:DeprecationWarning")]
@@ -122,7 +123,7 @@ class Lake:
             properties = CommitProperties(app_transactions=[Transaction(app, state.upto)])
             write_deltalake(str(self.project.silver_path(target)), rows, mode="overwrite", commit_properties=properties)
             return
-        catalog = iceberg_catalog(self.project)
+        catalog = open_catalog(catalog_address(self.project))
         catalog.create_namespace_if_not_exists(target.namespace)
         table = catalog.create_table_if_not_exists((target.namespace, target.name), rows.schema)
         write = table.overwrite if table.current_snapshot() else table.append

@@ -19,7 +19,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import PostgresSource
-from cdc_lake.connectors.factory import kept_wal
+from cdc_lake.connectors.factory import slot_care
 from cdc_lake.connectors.postgres.comparison import postgres_side
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.transaction import ReceivedTransaction
@@ -462,7 +462,7 @@ def test_a_slot_is_given_up_without_a_replication_connection(guarded: Database, 
     with guarded.connect() as conn:
         conn.execute("CREATE TABLE notes (id int PRIMARY KEY)")
     once(project)
-    kept_wal(project).drop(1.0)
+    slot_care(project).drop(project.slot, 1.0)
     assert [one.name for one in list_slots(project).slots] == []
 
 

@@ -125,7 +125,7 @@ def test_a_position_that_the_server_forgot_is_told_once_it_keeps_log_for_it(
         admin.execute("SELECT pg_copy_logical_replication_slot('older', %s)", [project.slot])
         admin.execute("SELECT pg_drop_replication_slot('older')")
     assert "slot advance" not in threats(inspect_slot(project)), "less than a file of the log"
-    monkeypatch.setattr("cdc_lake.connectors.postgres.introspection.LEAST_LET_GO", 1)
+    monkeypatch.setattr("cdc_lake.connectors.base.LEAST_LET_GO", 1)
     found = inspect_slot(project)
     assert "bronze already contains → cdc-lake slot advance" in threats(found)
     assert "can still be acknowledged" in details_text(found, 80)

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_lake.bronze.contract import SCHEMA
-from cdc_lake.bronze.hash_chain_verify import ChainVerdict, EpochFacts, verify
+from cdc_lake.bronze.hash_chain import ChainVerdict, EpochFacts
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.model.change import Change, Message, Transaction, Truncate

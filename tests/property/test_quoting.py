@@ -19,7 +19,7 @@ from cdc_lake.source.gaussdb.wire.auth import ServerMessage, startup_error
 from cdc_lake.source.postgres.publication import check_published
 from cdc_lake.source.refusals import connection_error
 from cdc_lake.source.sql_text import start_command
-from cdc_lake.tables import silver_table
+from cdc_lake.tables import types
 from tests.odd_names import PIECES, odd_name, odd_text
 from tests.seeds import one_seed
 
@@ -66,12 +66,12 @@ def statements(sql: str) -> list[list[str]]:
 
 def test_a_text_is_read_by_spark_as_it_was() -> None:
     for text in texts():
-        assert in_spark(silver_table.literal(text)) == text, SEED
+        assert in_spark(types.literal(text)) == text, SEED
 
 
 def test_a_name_is_read_by_spark_as_it_was() -> None:
     for name in filter(None, texts()):
-        assert identifier_of(silver_table.quote_identifier(name), "`") == name, SEED
+        assert identifier_of(types.quote_identifier(name), "`") == name, SEED
 
 
 def test_a_name_is_read_by_a_server_as_it_was() -> None:

@@ -23,8 +23,9 @@ from cdc_lake.runtime.apply.rule_gate import SpanProfile
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.layout_mapping import make_shape
+from cdc_lake.tables.catalog import catalog_address, open_catalog
 from cdc_lake.tables.commit_audit import CommitMetrics, read_commit_metrics
-from cdc_lake.tables.silver_table import Marker, iceberg_catalog
+from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.table_stats import TableStatistics, all_below, weight
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.pipeline_file import make_project
@@ -60,7 +61,7 @@ def silver(root: Path, fmt: str) -> tuple[Project, Target, Put]:
     if fmt == "delta":
         path = str(of.silver_path(target))
         return of, target, lambda rows: write_deltalake(path, rows, mode="append")
-    catalog = iceberg_catalog(of)
+    catalog = open_catalog(catalog_address(of))
     catalog.create_namespace_if_not_exists(target.namespace)
     name = (target.namespace, target.name)
     return of, target, lambda rows: catalog.create_table_if_not_exists(name, rows.schema).append(rows)
@@ -73,7 +74,7 @@ def rows(*ids: int | None) -> pa.Table:
 def version(of: Project, target: Target) -> int:
     if target.format == "delta":
         return int(DeltaTable(str(of.silver_path(target))).version())
-    head = iceberg_catalog(of).load_table((target.namespace, target.name)).current_snapshot()
+    head = open_catalog(catalog_address(of)).load_table((target.namespace, target.name)).current_snapshot()
     assert head is not None
     return head.snapshot_id
 

@@ -11,7 +11,7 @@ import pytest
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.connectors.gaussdb import comparison as compare_family
+from cdc_lake.connectors.gaussdb import decoding
 from cdc_lake.connectors.gaussdb.comparison import CsnSnapshotPredicate, family_side
 from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
 from cdc_lake.decode.gaussdb.records import Operation, Row, Style
@@ -77,7 +77,7 @@ def test_what_cannot_be_decoded_there_is_said_with_its_cause(
     def refusing(*_: Any) -> None:
         raise MalformedMessage("a fault")
 
-    for owner, name in ((GaussDbAssembler, "_close_transaction"), (compare_family, "tables_of")):
+    for owner, name in ((GaussDbAssembler, "_close_transaction"), (decoding, "tables_of")):
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, refusing)
             with pytest.raises(SlotUndecodable, match=r"cannot be decoded: a fault .*\(DEC303, in the ") as caught:

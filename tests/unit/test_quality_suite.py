@@ -15,8 +15,8 @@ from cdc_lake.config.project import Project
 from cdc_lake.config.rules import Rule
 from cdc_lake.model.relation import TableName
 from cdc_lake.quality.great_expectations import run_suite
+from cdc_lake.tables.catalog import catalog_address, open_catalog
 from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.silver_table import iceberg_catalog
 from cdc_lake.tables.table_stats import silver_columns, silver_rows
 
 SECRET = "s3cret-row-value"
@@ -97,7 +97,7 @@ def test_an_iceberg_table_is_counted_and_judged_without_a_jvm(tmp_path: Path) ->
     project = Project(pipeline, tmp_path / "shop.yaml", tmp_path)
     project.lake.mkdir()
     target = project.target(TableName("public", "t"))
-    catalog = iceberg_catalog(project)
+    catalog = open_catalog(catalog_address(project))
     catalog.create_namespace("silver")
     catalog.create_table(("silver", "t"), TABLE.schema).append(TABLE)
     assert silver_columns(project, target) == ("n", "t")

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_lake.bronze.contract import BronzeWriter
-from cdc_lake.bronze.hash_chain_verify import ChainVerdict, verify
+from cdc_lake.bronze.hash_chain import ChainVerdict
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project

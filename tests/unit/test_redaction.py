@@ -18,6 +18,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project, Target
+from cdc_lake.connectors.base import ReceiverContext
 from cdc_lake.connectors.gaussdb.csn_order import keep_late
 from cdc_lake.connectors.redaction import (
     NOTHING,
@@ -27,7 +28,7 @@ from cdc_lake.connectors.redaction import (
     redaction_of,
     with_redaction,
 )
-from cdc_lake.connectors.snapshot_copy import CopyPoint, TableCopy, copy_tables
+from cdc_lake.connectors.snapshot_copy import TableCopy, copy_tables
 from cdc_lake.control.snapshots import COMPLETE
 from cdc_lake.control.streams import record_copy
 from cdc_lake.decode.pgoutput.columnar import tabulate
@@ -80,7 +81,8 @@ def test_a_redacted_copy_without_changes_can_be_built_again(tmp_path: Path, note
     empty = table("public.empty", id="int8", ssn="text")
     full: TableCopy[None] = TableCopy(USERS, (lambda _: iter([pa.array([["1", CANARY, CANARY, "plain"]])]),))
     none: TableCopy[None] = TableCopy(empty, (lambda _: iter(()),))
-    copied = copy_tables([full, none], [None], bronze, CopyPoint("initial-1", 50), threading.Event(), silent)
+    context = ReceiverContext(project, bronze, control_tables(project), threading.Event(), silent)
+    copied = copy_tables(context, [full, none], [None], "initial-1", 50, ())
     reader = bronze_reader(project)
     landed = {str(one.table): number for number, one in reader.layouts().items()}
     assert {str(one.relation): one.layout for one in copied} == landed

@@ -18,9 +18,9 @@ from deltalake import write_deltalake
 from cdc_lake.model.relation import TableName
 from cdc_lake.ops.report_data import Evidence
 from cdc_lake.ops.status import status
+from cdc_lake.tables.catalog import catalog_address, open_catalog
 from cdc_lake.tables.delta_log import changed_by, json_lines, mend, note_in
 from cdc_lake.tables.files import write_parquet
-from cdc_lake.tables.silver_table import iceberg_catalog
 from cdc_lake.tables.table_stats import silver_rows, silver_shape
 from cdc_lake_testing.histories import LINE_BREAKS
 from tests.cut_lake import CutLake
@@ -55,7 +55,7 @@ def test_types_are_named_as_spark_names_them(tmp_path: Path, fmt: str) -> None:
         write_deltalake(str(project.silver_path(target)), rows)
     else:
         project.lake.mkdir(parents=True)
-        catalog = iceberg_catalog(project)
+        catalog = open_catalog(catalog_address(project))
         catalog.create_namespace_if_not_exists("silver")
         catalog.create_table("silver.t", pa.schema(list(fields.items())))
     wanted = [*TYPES, *(["smallint"] if fmt == "delta" else [])]

@@ -18,7 +18,7 @@ from cdc_lake.config.effective import effective
 from cdc_lake.config.project import Project
 from cdc_lake.errors import ConcurrentModification
 from cdc_lake.model.relation import TableName
-from cdc_lake.tables.catalog import POSTGRES_DRIVER, catalog_address, catalog_packages, catalog_settings
+from cdc_lake.tables.catalog import POSTGRES_DRIVER, catalog_address, catalog_packages, catalog_settings, open_catalog
 from cdc_lake.tables.iceberg_silver import StagedTable
 from cdc_lake.tables.schema_evolution import (
     AddColumn,
@@ -33,7 +33,6 @@ from cdc_lake.tables.schema_evolution import (
     is_promotion,
     progress,
 )
-from cdc_lake.tables.silver_table import iceberg_catalog
 from cdc_lake.tables.spark_session import static_settings
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.rest_catalog import RestCatalogServer
@@ -141,7 +140,7 @@ class Place:
     def __init__(self, project: Project) -> None:
         self.project = project
         self.target = project.target(TableName("public", "t"))
-        self.catalog = iceberg_catalog(project)
+        self.catalog = open_catalog(catalog_address(project))
         self.catalog.create_namespace_if_not_exists("silver")
         self.catalog.create_table(("silver", "t"), pa.schema([("id", pa.int64())])).append(pa.table({"id": [1]}))
         self.base = self.table().current_snapshot().snapshot_id

@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import PurePath
 from typing import Any, Literal
 
-from cdc_lake.bronze.hash_chain_verify import ChainVerdict
+from cdc_lake.bronze.hash_chain import ChainVerdict
 from cdc_lake.cli.project_template import NewProject
 from cdc_lake.comparison.bronze_vs_source import SourceProof
 from cdc_lake.config.effective import Setting

@@ -21,7 +21,7 @@ from cdc_lake.observability.failpoints import FailpointList
 from cdc_lake.source.base import format_stream_position
 
 if TYPE_CHECKING:
-    from cdc_lake.bronze.hash_chain_verify import ChainVerdict
+    from cdc_lake.bronze.hash_chain import ChainVerdict
     from cdc_lake.bronze.reader import BronzeReader
     from cdc_lake.bronze.row_history import RowEvent
     from cdc_lake.comparison.bronze_vs_source import SourceProof

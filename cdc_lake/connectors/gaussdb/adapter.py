@@ -14,78 +14,33 @@ in the lsn domain repeated transactions are dropped by their CSN (`connectors.op
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
-from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.project import Project
 from cdc_lake.config.validation.gaussdb import judge
-from cdc_lake.connectors.failover import (
-    check_csns_reach,
-    check_fed_from,
-    check_log_reaches,
-    check_not_older,
-    last_timeline,
-    note_timeline,
-)
+from cdc_lake.connectors import failover, open_stream
+from cdc_lake.connectors.base import ReceiverContext
+from cdc_lake.connectors.gaussdb import decoding
 from cdc_lake.connectors.gaussdb.csn_order import CsnOrdering, decide, order_of, recorded_gaps, refuse_csn
-from cdc_lake.connectors.gaussdb.decoding import (
-    Dial,
-    assembler_of,
-    captured_tables,
-    catalog,
-    codec_of,
-    family_tables,
-    frames_of,
-    reads_by_sql,
-    sends_more,
-    settle_family,
-)
-from cdc_lake.connectors.gaussdb.decoding import tables as table_facts
 from cdc_lake.connectors.gaussdb.failover import FailoverFrames, FailoverOrdering, rejoining
 from cdc_lake.connectors.hashing_process import HashingProcess
-from cdc_lake.connectors.open_stream import (
-    CommitLsnOrdering,
-    OpenStream,
-    TransactionOrdering,
-    bronze_may_go_on,
-    by_policy,
-    do_nothing,
-    retry_while_slot_active,
-    sql_codec,
-)
-from cdc_lake.connectors.snapshot_copy import (
-    BackgroundCopies,
-    CopyPoint,
-    Recopy,
-    TableCopy,
-    chunk_rows,
-    copy_tables,
-    expected_rows,
-    pace_of,
-)
+from cdc_lake.connectors.open_stream import CommitLsnOrdering, OpenStream, TransactionOrdering
+from cdc_lake.connectors.snapshot_copy import BackgroundCopies, Recopy, TableCopy, chunk_rows, copy_tables
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.connectors.table_sync import last_members, named_tables
+from cdc_lake.control import streams
 from cdc_lake.control.ownership import check_named_slot, check_own_bronze, unclaimed_slot
 from cdc_lake.control.snapshots import CopiedTable, snapshot_id
-from cdc_lake.control.streams import (
-    PendingSlot,
-    begin_stream,
-    check_unfinished,
-    finish_copy,
-    is_complete,
-    last_epoch,
-    starts_over,
-)
-from cdc_lake.decode.change_batch import ChangeColumns
-from cdc_lake.decode.gaussdb.batches import RecordTransaction, TableFilter
+from cdc_lake.control.streams import PendingSlot
+from cdc_lake.decode.gaussdb.batches import TableFilter
 from cdc_lake.decode.gaussdb.catalog_facts import GaussDbTableMetadata
 from cdc_lake.decode.gaussdb.columnar import tabulate
 from cdc_lake.decode.gaussdb.relations import RelationResolver
@@ -94,28 +49,10 @@ from cdc_lake.errors import OptionRefused, OtherSource, SlotForeign
 from cdc_lake.errors.base import ANEW
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.source.base import FrameSource, Kind, StreamIdentity, chooses, format_stream_position
+from cdc_lake.source.gaussdb import server, slot
 from cdc_lake.source.gaussdb.catalog import check_identities, check_printing, tables_in_database
-from cdc_lake.source.gaussdb.server import (
-    GaussDbServerFacts,
-    check_product,
-    check_server,
-    current_lsn,
-    identify,
-    identify_by_sql,
-    release_of,
-    target_of,
-)
-from cdc_lake.source.gaussdb.slot import (
-    CreatedSlot,
-    GaussDbSlotFacts,
-    check_slot,
-    create_slot,
-    create_slot_by_function,
-    drop_slot,
-    find_slot,
-)
 from cdc_lake.source.gaussdb.snapshot import (
     GaussDbReader,
     GaussDbSnapshot,
@@ -139,26 +76,21 @@ _INEXACT = (
 class GaussDbStart:
     """What a start of a stream needs besides the pipeline: sessions, closed by the caller, and the server's facts."""
 
-    dial: Dial
+    dial: decoding.Dial
     session: WireSession
-    facts: GaussDbServerFacts
+    facts: server.GaussDbServerFacts
 
 
-def start_stream(
-    project: Project,
-    start: GaussDbStart,
-    bronze: BronzeWriter,
-    control: ControlTables,
-    stop: threading.Event,
-    report: ProgressReporter,
-) -> tuple[StreamCheckpoint, int]:
+def start_stream(context: ReceiverContext, start: GaussDbStart) -> tuple[StreamCheckpoint, int]:
     """Start a stream; returns its state and the rows copied. Raises SourceError, LakeError, Stopped."""
-    tables = _checked_tables(project, start.session)
-    before = bronze.state()
-    _clear_the_way(project, start, before, control, report)
-    _intention(project, start.facts).record(control, last_epoch(before, control))
-    with _slot_and_snapshot(project, start, stop, report) as (created_slot, domain, snapshot):
-        state = _begin_stream(project, start.facts, created_slot, snapshot.csn, domain, bronze, control)
+    project, control, report = context.project, context.control, context.report
+    tables = decoding.catalog(project, start.session, decoding.captured_tables(project, start.session))
+    check_identities(tables, start.session.place)
+    before = context.bronze.state()
+    _clear_the_way(context, start, before)
+    _intention(project, start.facts).record(control, streams.last_epoch(before, control))
+    with _slot_and_snapshot(context, start) as (created_slot, domain, snapshot):
+        state = _begin_stream(context, start.facts, created_slot, snapshot.csn, domain)
         what = (
             f"of everything below CSN {snapshot.csn}"
             if snapshot.csn
@@ -167,25 +99,19 @@ def start_stream(
         report(ProgressEvent("snapshot", f"initial copy {what}", facts={"epoch": state.epoch}))
         copied: tuple[CopiedTable, ...] = ()
         if project.pipeline.snapshot.copies:
-            copied = _copy(project, start, snapshot, tables, bronze, state, stop, report)
-    return state, finish_copy(control, state, copied, report)
-
-
-def _checked_tables(project: Project, session: WireSession) -> dict[TableName, GaussDbTableMetadata]:
-    """The captured tables, with their catalog facts. Raises NoTableMatches, NoReplicaIdentity."""
-    facts_by_table = catalog(project, session, captured_tables(project, session))
-    check_identities(facts_by_table, session.place)
-    return facts_by_table
+            copied = _copy(context, start, snapshot, tables, state)
+    return state, streams.finish_copy(control, state, copied, report)
 
 
 @contextmanager
 def _slot_and_snapshot(
-    project: Project, start: GaussDbStart, stop: threading.Event, report: ProgressReporter
-) -> Iterator[tuple[CreatedSlot, OrderDomain, GaussDbSnapshot]]:
+    context: ReceiverContext, start: GaussDbStart
+) -> Iterator[tuple[slot.CreatedSlot, OrderDomain, GaussDbSnapshot]]:
     """Create the slot, decide the stream's order, and take a snapshot after the slot was created."""
+    project = context.project
     if exports_csn(start.session) or project.family.slot_order == "csn":
         created_slot = _make_slot(project, start)
-        domain = decide(project, start.dial, start.session, stop, report)
+        domain = decide(project, start.dial, start.session, context.stop, context.report)
         with export_snapshot(start.session) as exported_snapshot:
             yield created_slot, domain, GaussDbSnapshot(exported_snapshot.name, exported_snapshot.csn)
         return
@@ -199,29 +125,28 @@ def _slot_and_snapshot(
         replication.close()
 
 
-def _make_slot(project: Project, start: GaussDbStart) -> CreatedSlot:
+def _make_slot(project: Project, start: GaussDbStart) -> slot.CreatedSlot:
     source = project.family
     if source.slot_order == "csn":
         # only the function accepts an order; the replication command creates ordinary slots
-        return create_slot_by_function(start.session, project.slot, source.slot.plugin, OrderDomain.CSN)
+        return slot.create_slot_by_function(start.session, project.slot, source.slot.plugin, OrderDomain.CSN)
     if source.mode == "polling":
-        return create_slot_by_function(start.session, project.slot, source.slot.plugin, None)
+        return slot.create_slot_by_function(start.session, project.slot, source.slot.plugin, None)
     replication = start.dial("slot", True)
     try:
-        return create_slot(replication, project.slot, source.slot.plugin)
+        return slot.create_slot(replication, project.slot, source.slot.plugin)
     finally:
         replication.close()
 
 
 def _begin_stream(
-    project: Project,
-    facts: GaussDbServerFacts,
-    created_slot: CreatedSlot,
+    context: ReceiverContext,
+    facts: server.GaussDbServerFacts,
+    created_slot: slot.CreatedSlot,
     csn: Csn | None,
     domain: OrderDomain,
-    bronze: BronzeWriter,
-    control: ControlTables,
 ) -> StreamCheckpoint:
+    project = context.project
     last = None if csn is None else Csn(csn.value - 1)
     identity = StreamIdentity(
         facts.system,
@@ -235,38 +160,36 @@ def _begin_stream(
     # a CSN-ordered slot is acknowledged by CSN
     by_csn = project.family.slot_order == "csn"
     confirm = identity.start if by_csn else created_slot.consistent.value
-    return begin_stream(identity, confirm, bronze, control, dense=domain is OrderDomain.CSN and not by_csn)
+    return streams.begin_stream(
+        identity, confirm, context.bronze, context.control, dense=domain is OrderDomain.CSN and not by_csn
+    )
 
 
 def _copy(
-    project: Project,
+    context: ReceiverContext,
     start: GaussDbStart,
     snapshot: GaussDbSnapshot,
     tables: dict[TableName, GaussDbTableMetadata],
-    bronze: BronzeWriter,
     state: StreamCheckpoint,
-    stop: threading.Event,
-    report: ProgressReporter,
 ) -> tuple[CopiedTable, ...]:
     layouts = RelationResolver(tables.get)
     relations = [layouts.relation_of(table) for table in tables]
-    limits = project.pipeline.snapshot
+    limits = context.project.pipeline.snapshot
     count = max(1, min(limits.parallelism, len(relations)))
-    codec = sql_codec(project, start.facts.encoding)
+    codec = open_stream.sql_codec(context.project, start.facts.encoding)
     copies = [TableCopy(relation, (partial(GaussDbReader.read, relation=relation),)) for relation in relations]
-    point = CopyPoint(snapshot_id(state.epoch), state.upto)
-    expected = expected_rows(table_facts(start.session, list(tables)))
+    facts, name = decoding.tables(start.session, list(tables)), snapshot_id(state.epoch)
     with readers(lambda: start.dial("copy", False), snapshot, count, chunk_rows(limits), codec) as together:
-        return copy_tables(copies, together, bronze, point, stop, report, expected, pace_of(limits))
+        return copy_tables(context, copies, together, name, state.upto, facts)
 
 
-def _intention(project: Project, facts: GaussDbServerFacts) -> PendingSlot:
+def _intention(project: Project, facts: server.GaussDbServerFacts) -> PendingSlot:
     return PendingSlot(Kind.GAUSS, facts.system, facts.database, project.slot)
 
 
 def is_slot_intended(
     project: Project,
-    facts: GaussDbServerFacts,
+    facts: server.GaussDbServerFacts,
     control: ControlTables,
     state: StreamCheckpoint | None,
     *,
@@ -274,27 +197,24 @@ def is_slot_intended(
 ) -> bool:
     """Whether this pipeline intended to create its slot, for `new_stream` since the newest stream."""
     after = _intention(project, facts).recorded_epoch(control)
-    return after is not None and not (new_stream and after < last_epoch(state, control))
+    return after is not None and not (new_stream and after < streams.last_epoch(state, control))
 
 
-def _clear_the_way(
-    project: Project,
-    start: GaussDbStart,
-    state: StreamCheckpoint | None,
-    control: ControlTables,
-    report: ProgressReporter,
-) -> None:
+def _clear_the_way(context: ReceiverContext, start: GaussDbStart, state: StreamCheckpoint | None) -> None:
     """Ensure that there is no slot; drop ours if an earlier start was interrupted after creating it."""
-    existing_slot = find_slot(start.session, project.slot)
+    project, control = context.project, context.control
+    existing_slot = slot.find_slot(start.session, project.slot)
     check_own_bronze(project, state, control)
-    again = starts_over(state, control)
+    again = streams.starts_over(state, control)
     if state is not None and not again:
-        check_unfinished(state)
-        report(ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: starting a new stream"))
+        streams.check_unfinished(state)
+        context.report(
+            ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: starting a new stream")
+        )
     if existing_slot is None:
         return
     after = _intention(project, start.facts).recorded_epoch(control)
-    if after is None or (again and after < last_epoch(state, control)):
+    if after is None or (again and after < streams.last_epoch(state, control)):
         raise unclaimed_slot(project, bronze_reader(project).place, state)
     # a start after this epoch that was interrupted too may have created the slot again
     if state is not None and after < state.epoch:
@@ -305,26 +225,18 @@ def _clear_the_way(
                 f"slot `{project.slot}` is not the one created for {state.stream}: it is confirmed up to "
                 f"{Lsn(confirmed)}"
             )
-    drop_slot(start.session, project.slot)
+    slot.drop_slot(start.session, project.slot)
 
 
 @contextmanager
 def open_family(
-    project: Project,
-    bronze: BronzeWriter,
-    control: ControlTables,
-    stop: threading.Event,
-    report: ProgressReporter,
-    patience: float,
-    recopy: Recopy,
-    *,
-    first: bool = False,
-    enforce_wal_budget: Callable[[], object] = do_nothing,
+    context: ReceiverContext, patience: float, recopy: Recopy, *, first: bool, enforce_wal_budget: Callable[[], object]
 ) -> Iterator[OpenStream]:
     """Connect, start or check the stream, start replication. `first`: copy added tables before anything is read, while
     `enforce_wal_budget` is called; otherwise in parallel. Raises SourceError, LakeError, StateError, Stopped.
     """
-    everywhere = target = target_of(project.family, project.root)
+    project, control, report = context.project, context.control, context.report
+    everywhere = target = server.target_of(project.family, project.root)
     with ExitStack() as opened:
 
         def dial(what: str, replication: bool) -> WireSession:
@@ -334,44 +246,39 @@ def open_family(
 
         def start_at(position: int) -> FrameSource:
             if not project.family.on_standby:
-                return frames_of(project, dial("stream", not by_sql), position, looks=rejoin is not None)
+                return decoding.frames_of(project, dial("stream", not by_sql), position, looks=rejoin is not None)
             session = _standby(project, everywhere, facts)
             opened.callback(session.close)
-            return frames_of(project, session, position, on_standby=True)
+            return decoding.frames_of(project, session, position, on_standby=True)
 
         session = dial("catalog", False)
         target = session.target  # everything is read from one server, even during a failover
-        by_sql = reads_by_sql(project)
+        by_sql = decoding.reads_by_sql(project)
         facts = server_facts(session if by_sql else dial("identify", True), by_sql=by_sql)
         _check_fits(project, session, facts)
-        state, copied, rejoin = bronze.state(), 0, None
-        if not is_complete(state, control):
+        state, copied, rejoin = context.bronze.state(), 0, None
+        if not streams.is_complete(state, control):
             start = GaussDbStart(dial, session, facts)
-            state, copied = retry_while_slot_active(
-                lambda: start_stream(project, start, bronze, control, stop, report), stop, report, patience
+            state, copied = open_stream.retry_while_slot_active(
+                lambda: start_stream(context, start), context.stop, report, patience
             )
         else:
-            existing_slot = find_slot(session, project.slot)
-            checked_slot = check_resume(project, session, facts, state, existing_slot)
+            checked_slot = check_resume(project, session, facts, state, slot.find_slot(session, project.slot))
             if checked_slot.exact or not by_sql:  # SQL functions cannot start at an inexact position
                 rejoin = rejoining(bronze_reader(project), state, checked_slot)
         if facts.timeline:
-            note_timeline(Timeline(facts.timeline, None), control, state, report)
+            failover.note_timeline(Timeline(facts.timeline, None), control, state, report)
         identity = StreamIdentity.parse(state.stream)
-        begin = state.confirm if rejoin is None else rejoin.start
-        frames = retry_while_slot_active(lambda: start_at(begin), stop, report, patience)
-        opened.callback(frames.close)
-        table_copies = BackgroundCopies(
-            project,
-            state,
-            settle_family(project, session, state, control, report, _goal(project, session, identity.domain)),
-            recopy,
-            report,
-            lasting=not first,
+        frames = open_stream.retry_while_slot_active(
+            partial(start_at, state.confirm if rejoin is None else rejoin.start), context.stop, report, patience
         )
-        opened.enter_context(table_copies)
+        opened.callback(frames.close)
+        came = decoding.settle_family(context, session, state, _goal(project, session, identity.domain))
+        table_copies = opened.enter_context(BackgroundCopies(project, state, came, recopy, report, lasting=not first))
         if first:
-            copied += sum(table.rows for table in table_copies.wait_for_copies((frames.tick, enforce_wal_budget), stop))
+            copied += sum(
+                table.rows for table in table_copies.wait_for_copies((frames.tick, enforce_wal_budget), context.stop)
+            )
         goal = _goal(project, session, identity.domain)  # after the copies that are made first
         after = format_stream_position(state.stream, state.upto)
         report(ProgressEvent("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
@@ -380,27 +287,33 @@ def open_family(
         layouts = _layouts(project, facts, session, reader.latest_layouts(state.epoch), members)
         limits = project.pipeline.bronze.spool
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
-        assembler = assembler_of(
+        assembler = decoding.assembler_of(
             project,
             identity.domain,
             facts.encoding,
             lambda text: report(ProgressEvent("receive", text)),
             frames=spool,
-            captured=TableFilter(layouts, layouts.takes) if sends_more(project) else None,
+            captured=TableFilter(layouts, layouts.takes) if decoding.sends_more(project) else None,
         )
         order = _order(project, identity, state, control, reader)
         if rejoin is not None:
             rejoin.then = partial(frames.confirm, state.confirm)
             frames, order = FailoverFrames(frames, rejoin), FailoverOrdering(order, rejoin, state)
         columns = partial(tabulate, hashing=opened.enter_context(HashingProcess()))
+
+        @cache
+        def own_layouts() -> RelationResolver:
+            """For repeated transactions, with a session of its own: the others belong to another thread."""
+            return _layouts(project, facts, dial("repeats", False), reader.latest_layouts(state.epoch), members)
+
         yield OpenStream(
             frames=frames,
             assembler=assembler,
             ordering=order,
-            tabulate=by_policy(project, GaussDbFormat(layouts, project.family.slot.plugin, columns), report),
-            again=_Again(
-                lambda: _layouts(project, facts, dial("repeats", False), reader.latest_layouts(state.epoch), members)
+            tabulate=open_stream.by_policy(
+                project, GaussDbFormat(layouts, project.family.slot.plugin, columns), report
             ),
+            again=lambda batch: tabulate(batch, own_layouts()),
             domain=identity.domain,
             state=state,
             goal=goal,
@@ -411,10 +324,10 @@ def open_family(
         )
 
 
-def _standby(project: Project, everywhere: WireTarget, facts: GaussDbServerFacts) -> WireSession:
+def _standby(project: Project, everywhere: WireTarget, facts: server.GaussDbServerFacts) -> WireSession:
     """A replication connection to a standby of the server of `facts`."""
     session = connect_to_standby(everywhere, application=f"cdc_lake {project.name} stream")
-    standby = identify(session)
+    standby = server.identify(session)
     if standby.system != facts.system:
         session.close()
         raise OtherSource(
@@ -425,38 +338,34 @@ def _standby(project: Project, everywhere: WireTarget, facts: GaussDbServerFacts
     return session
 
 
-def _check_fits(project: Project, session: WireSession, facts: GaussDbServerFacts) -> None:
-    """Raise if the server is not what the pipeline file says, or cannot be read as configured."""
-    check_server(facts, session.place)
-    check_product(facts.version, project.family.type, session.place)
-    check_options(project, facts)
+def _check_fits(project: Project, session: WireSession, facts: server.GaussDbServerFacts) -> None:
+    """Raise if the server is not what the pipeline file says, or cannot be read as configured; OptionRefused if the
+    release does not support a setting, or not safely.
+    """
+    server.check_server(facts, session.place)
+    server.check_product(facts.version, project.family.type, session.place)
+    if refused := judge(project.family, server.release_of(facts.version)):
+        first, more = refused[0], f" (and {len(refused) - 1} more: `cdc-lake check`)" if len(refused) > 1 else ""
+        raise OptionRefused(f"{first.summary}{more}", where=project.family.place, hint=first.remedy)
     if project.family.decoding_mode is Mode.PARALLEL:
         with connect(replace(session.target, settings={})) as bare:
             check_printing(bare)
 
 
-def check_options(project: Project, facts: GaussDbServerFacts) -> None:
-    """Raise OptionRefused if the release does not support a setting, or not safely."""
-    refused = judge(project.family, release_of(facts.version))
-    if refused:
-        first, more = refused[0], f" (and {len(refused) - 1} more: `cdc-lake check`)" if len(refused) > 1 else ""
-        raise OptionRefused(f"{first.summary}{more}", where=project.family.place, hint=first.remedy)
-
-
 def check_resume(
     project: Project,
     session: WireSession,
-    facts: GaussDbServerFacts,
+    facts: server.GaussDbServerFacts,
     state: StreamCheckpoint,
-    existing_slot: GaussDbSlotFacts | None,
-) -> GaussDbSlotFacts:
+    existing_slot: slot.GaussDbSlotFacts | None,
+) -> slot.GaussDbSlotFacts:
     """Raise unless the stream in bronze can continue at this server, database and slot; returns the slot."""
     identity = StreamIdentity.parse(state.stream)
     if identity.kind is not Kind.GAUSS:
         raise OtherSource(f"the kind of source is `{Kind.GAUSS}`, but bronze was fed from `{identity.kind}`")
     system = facts.known_as if identity.system == facts.known_as else facts.system
     check_named_slot(project, state)
-    check_fed_from(identity, system=system, database=facts.database, slot=project.slot)
+    failover.check_fed_from(identity, system=system, database=facts.database, slot=project.slot)
     source = project.family
     if source.order != "auto" and OrderDomain(source.order) is not identity.domain:
         raise OtherSource(
@@ -470,33 +379,34 @@ def check_resume(
             hint=f"restore `source.mode` and `source.decoding`; to use the new settings: {ANEW}",
         )
     reader = bronze_reader(project)
-    last = last_timeline(control_tables(project), state)
+    last = failover.last_timeline(control_tables(project), state)
     if facts.timeline and last is not None:
-        check_not_older(Timeline(facts.timeline, None), last)
+        failover.check_not_older(Timeline(facts.timeline, None), last)
     if slot_order is OrderDomain.LSN:
-        check_log_reaches(facts.flushed, reader, state)
+        failover.check_log_reaches(facts.flushed, reader, state)
     if identity.domain is OrderDomain.CSN:
-        check_csns_reach(csn_now(session).value, reader, state)
-    with bronze_may_go_on(project, state, None if existing_slot is None else existing_slot.confirmed):
-        return check_slot(existing_slot, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order)
+        failover.check_csns_reach(csn_now(session).value, reader, state)
+    with open_stream.bronze_may_go_on(project, state, None if existing_slot is None else existing_slot.confirmed):
+        return slot.check_slot(
+            existing_slot, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order
+        )
 
 
-def server_facts(session: WireSession, *, by_sql: bool) -> GaussDbServerFacts:
+def server_facts(session: WireSession, *, by_sql: bool) -> server.GaussDbServerFacts:
     """Identify the server; a replication connection for this is closed again. Raises SourceError."""
     if by_sql:
-        return identify_by_sql(session)
+        return server.identify_by_sql(session)
     with session as replication:
-        return identify(replication)
+        return server.identify(replication)
 
 
 def _goal(project: Project, session: WireSession, domain: OrderDomain) -> int:
     """A position at or after everything committed by now, which the stream reaches even on a quiet server."""
     source = project.family
-    goal = csn_now(session).value - 1 if domain is OrderDomain.CSN else current_lsn(session).value
+    goal = csn_now(session).value - 1 if domain is OrderDomain.CSN else server.current_lsn(session).value
     if source.slot_order == "csn" or (domain is OrderDomain.LSN and source.decoding_mode is Mode.PARALLEL):
         # the stream omits numbers, or keepalives have no CSN: a transaction of this database has to pass the
         # goal, and one that only takes an id does
-        # pass the goal, and one that only takes an id does
         session.query("SELECT txid_current()", doing="passing the goal of this run")
     return goal
 
@@ -518,29 +428,16 @@ def _order(
     )
 
 
-class _Again:
-    """Makes columns of repeated transactions, with its own layouts and session: the others belong to another thread."""
-
-    def __init__(self, layouts: Callable[[], RelationResolver]) -> None:
-        self._make_layouts = layouts
-        self._layouts: RelationResolver | None = None
-
-    def __call__(self, batch: Sequence[RecordTransaction]) -> ChangeColumns:
-        if self._layouts is None:
-            self._layouts = self._make_layouts()
-        return tabulate(batch, self._layouts)
-
-
 def _layouts(
     project: Project,
-    facts: GaussDbServerFacts,
+    facts: server.GaussDbServerFacts,
     session: WireSession,
     known_relations: Sequence[Relation],
     members: Mapping[TableName, tuple[int, str]],
 ) -> RelationResolver:
     tables = frozenset(tables_in_database(session))
-    codec, takes = codec_of(project, facts.encoding), chooses(project.family.tables)
-    catalog = family_tables(project, session)
+    codec, takes = decoding.codec_of(project, facts.encoding), chooses(project.family.tables)
+    catalog = decoding.family_tables(project, session)
     return RelationResolver(
         catalog,
         codec,

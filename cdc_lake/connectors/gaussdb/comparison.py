@@ -7,7 +7,6 @@ a stream ordered by CSN, and none in one ordered by LSN.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -18,24 +17,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import SNAPSHOT, BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.contract import SNAPSHOT, StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.connectors.base import join_blocks
+from cdc_lake.connectors.base import ReceiverContext
+from cdc_lake.connectors.gaussdb import decoding
 from cdc_lake.connectors.gaussdb.adapter import check_resume, server_facts
-from cdc_lake.connectors.gaussdb.decoding import (
-    assembler_of,
-    captured_tables,
-    catalog,
-    codec_of,
-    family_tables,
-    frames_of,
-    reads_by_sql,
-    tables_of,
-)
-from cdc_lake.connectors.gaussdb.decoding import tables as table_facts
 from cdc_lake.connectors.open_stream import sql_codec
-from cdc_lake.connectors.snapshot_copy import CopyPoint, TableCopy, chunk_rows, copy_tables, expected_rows, pace_of
+from cdc_lake.connectors.snapshot_copy import TableCopy, chunk_rows, copy_tables
 from cdc_lake.control.snapshots import CopiedTable, copy_name
 from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
 from cdc_lake.decode.gaussdb.batches import RecordTransaction
@@ -43,7 +32,7 @@ from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.errors import CopyUnplaced, DecodeError, SlotActive, SlotUndecodable
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.source.base import (
     PendingTransaction,
     PublishedTable,
@@ -73,11 +62,7 @@ class CsnSnapshotPredicate:
 
     csn: int
     position: int
-
-    @property
-    def column(self) -> str:
-        """The column of bronze's COMMIT rows with the number: xid or csn."""
-        return "csn"
+    column = "csn"
 
     def shows(self, number: int, _position: int) -> bool:
         """Whether it shows the transaction with this number, committed at a position of the stream's order domain."""
@@ -88,37 +73,32 @@ class CsnSnapshotPredicate:
         return numbers >= self.csn
 
 
+@dataclass
 class GaussDbComparison:
     """One session that reads everything in one snapshot, and a replication connection for what has not landed."""
 
-    def __init__(
-        self,
-        project: Project,
-        state: StreamCheckpoint,
-        facts: GaussDbServerFacts,
-        reading: WireSession,
-        opened: ExitStack,
-    ) -> None:
-        self._project = project
-        self._state = state
-        self._facts = facts
-        self._reading = reading
-        self._opened = opened
-        self._domain = StreamIdentity.parse(state.stream).domain
-        self._layouts = RelationResolver(family_tables(project, reading))
+    project: Project
+    state: StreamCheckpoint
+    facts: GaussDbServerFacts
+    reading: WireSession
+    opened: ExitStack
+
+    def __post_init__(self) -> None:
+        self._domain = StreamIdentity.parse(self.state.stream).domain
+        self._layouts = RelationResolver(decoding.family_tables(self.project, self.reading))
 
     def captured_tables(self) -> list[PublishedTable]:
         """The tables that the stream contains, sorted."""
-        tables = catalog(self._project, self._reading, captured_tables(self._project, self._reading))
+        tables = decoding.catalog(self.project, self.reading, decoding.captured_tables(self.project, self.reading))
         return [PublishedTable(table, tuple(c.name for c in facts.columns), None) for table, facts in tables.items()]
 
     @contextmanager
     def snapshot(self, tables: Sequence[TableName]) -> Iterator[SnapshotVisibility]:
         """One snapshot for everything read inside; locks out TRUNCATE and rewrites, which would invalidate it."""
-        with export_snapshot(self._reading, [quote_table(table) for table in tables]) as exported_snapshot:
+        with export_snapshot(self.reading, [quote_table(table) for table in tables]) as exported_snapshot:
             csn = exported_snapshot.csn.value
             yield CsnSnapshotPredicate(
-                csn, csn - 1 if self._domain is OrderDomain.CSN else current_lsn(self._reading).value
+                csn, csn - 1 if self._domain is OrderDomain.CSN else current_lsn(self.reading).value
             )
 
     def relation_of(self, source_table: PublishedTable) -> Relation:
@@ -130,21 +110,15 @@ class GaussDbComparison:
         columns = ", ".join(identifier(name) for name in relation.names)
         where = f" WHERE {source_table.row_filter}" if source_table.row_filter else ""
         query = f"SELECT {columns} FROM {quote_table(source_table.table)}{where}"
-        codec = sql_codec(self._project, self._facts.encoding)
+        codec = sql_codec(self.project, self.facts.encoding)
         with ExitStack() as held:
             if codec.python != "utf-8":
-                held.enter_context(own_encoding(self._reading, codec.encoding, query))
-            sent = self._reading.copy_out(csv_statement(query), doing=f"reading {source_table.table}")
+                held.enter_context(own_encoding(self.reading, codec.encoding, query))
+            sent = self.reading.copy_out(csv_statement(query), doing=f"reading {source_table.table}")
             yield from csv_tables(sent, relation, codec)
 
-    def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
-        """All of them in one table, if they are few."""
-        return join_blocks(self.parts(relation, source_table), relation)
-
     def unsummable_reason(self, relation: Relation) -> str:
-        """Why the server cannot sum up hashes: the output of `concat` is not verified for all versions of the
-        family.
-        """
+        """Why the server cannot sum up hashes: `concat` is not verified for all versions of the family."""
         del relation
         return "its server belongs to the GaussDB family"
 
@@ -155,32 +129,34 @@ class GaussDbComparison:
 
     def ahead(self, shown: SnapshotVisibility, after: int) -> Sequence[PendingTransaction] | None:
         """What the slot still has of what the snapshot shows, after position `after`; None if it has a reader."""
-        by_sql = reads_by_sql(self._project)
-        session = connect(target_of(self._project.family, self._project.root), replication=not by_sql)
-        self._opened.callback(session.close)
+        by_sql = decoding.reads_by_sql(self.project)
+        session = connect(target_of(self.project.family, self.project.root), replication=not by_sql)
+        self.opened.callback(session.close)
         try:
             # by SQL from the slot's position: only the receiver may advance it
-            start = 0 if by_sql else self._state.confirm
-            frames = frames_of(self._project, session, start, looks=by_sql)
+            start = 0 if by_sql else self.state.confirm
+            frames = decoding.frames_of(self.project, session, start, looks=by_sql)
         except SlotActive:
             return None
-        self._opened.callback(frames.close)
-        assembler = assembler_of(self._project, self._domain, self._facts.encoding)
-        with connect(target_of(self._project.family, self._project.root)) as other:
-            known = family_tables(self._project, other)
-            codec = codec_of(self._project, self._facts.encoding)
+        self.opened.callback(frames.close)
+        assembler = decoding.assembler_of(self.project, self._domain, self.facts.encoding)
+        with connect(target_of(self.project.family, self.project.root)) as other:
+            known = decoding.family_tables(self.project, other)
+            codec = decoding.codec_of(self.project, self.facts.encoding)
             layouts = RelationResolver(known, codec, type_names=known.type_names)
             pending: list[PendingTransaction] = []
-            wanted = _Wanted(shown, after, every=self._domain is OrderDomain.CSN and not self._by_csn)
-            deadline = time.monotonic() + PATIENCE
-            while not wanted.is_reached(frames.keepalive_end):
+            every = self._domain is OrderDomain.CSN and self.project.family.slot_order != "csn"
+            missing = set(range(after + 1, shown.position + 1)) if every else set[int]()
+            reached, deadline = after, time.monotonic() + PATIENCE
+            while missing if every else max(reached, frames.keepalive_end) < shown.position:
                 if time.monotonic() > deadline:
                     return None
                 sent = frames.poll(0.2)
                 if not sent:
                     frames.tick(ping=True)
                 for raw in self._decode_frames(assembler, sent):
-                    wanted.note(raw.bounds.position)
+                    missing.discard(raw.bounds.position)
+                    reached = max(reached, raw.bounds.position)
                     if raw.count and raw.bounds.position > after:
                         pending.append(self._pending_transaction(raw, layouts))
         return pending
@@ -199,42 +175,19 @@ class GaussDbComparison:
 
     def _pending_transaction(self, raw: RecordTransaction, layouts: RelationResolver) -> PendingTransaction:
         try:
-            tables = tables_of(raw, layouts)
+            tables = decoding.tables_of(raw, layouts)
         except DecodeError as error:
             error.where = (
-                error.where or f"the transaction at {format_stream_position(self._state.stream, raw.bounds.position)}"
+                error.where or f"the transaction at {format_stream_position(self.state.stream, raw.bounds.position)}"
             )
             raise self._undecodable(error) from error
         return PendingTransaction(raw.bounds.position, raw.bounds.csn or 0, tables)
 
     def _undecodable(self, error: DecodeError) -> SlotUndecodable:
         return SlotUndecodable(
-            f"slot `{self._project.slot}` has a transaction that cannot be decoded: {error.message} "
+            f"slot `{self.project.slot}` has a transaction that cannot be decoded: {error.message} "
             f"({error.code}, in {error.where})"
         )
-
-    @property
-    def _by_csn(self) -> bool:
-        return self._project.family.slot_order == "csn"
-
-
-class _Wanted:
-    """What must have arrived before everything that a snapshot shows is known; `every`: no position is omitted."""
-
-    def __init__(self, shown: SnapshotVisibility, after: int, *, every: bool) -> None:
-        self._upto = shown.position
-        self._missing = set(range(after + 1, shown.position + 1)) if every else None
-        self._reached = after
-
-    def note(self, position: int) -> None:
-        self._reached = max(self._reached, position)
-        if self._missing is not None:
-            self._missing.discard(position)
-
-    def is_reached(self, keepalive_end: int) -> bool:
-        if self._missing is not None:
-            return not self._missing
-        return max(self._reached, keepalive_end) >= self._upto
 
 
 @contextmanager
@@ -254,7 +207,7 @@ def check_source(
     """The server's facts, and bronze's state when they were read: a receiver may have landed and acknowledged more
     since `state`. `on_open`: called with connections.
     """
-    target, by_sql = target_of(project.family, project.root), reads_by_sql(project)
+    target, by_sql = target_of(project.family, project.root), decoding.reads_by_sql(project)
     while True:
         with ExitStack() as opened:
             asked = reading
@@ -277,35 +230,28 @@ _ATTEMPTS: Final = 3
 
 
 def copy_family(
-    project: Project,
-    state: StreamCheckpoint,
-    tables: Sequence[TableName],
-    bronze: BronzeWriter,
-    control: ControlTables,
-    stop: threading.Event,
-    report: ProgressReporter,
-    opened: Opened = ignore_open,
+    context: ReceiverContext, state: StreamCheckpoint, tables: Sequence[TableName], opened: Opened = ignore_open
 ) -> tuple[str, tuple[CopiedTable, ...]]:
     """Copy tables of the stream; returns the copy's name. Raises CopyUnplaced, SourceError, LakeError, StateError."""
     if StreamIdentity.parse(state.stream).domain is not OrderDomain.CSN:
         raise CopyUnplaced("the stream is ordered by LSN, but a snapshot of this server has its position by CSN")
-    limits = project.pipeline.snapshot
+    project = context.project
     target, application = target_of(project.family, project.root), f"cdc_lake {project.name} copy"
     with closing(connect(target, application=application, on_open=opened)) as session:
         facts, _ = check_source(project, session, state, opened)
-        carried_tables = [table for table in captured_tables(project, session) if table in set(tables)]
-        expected = expected_rows(table_facts(session, carried_tables))
-        with _take_free_snapshot(project, session, state, control, carried_tables) as snapshot:
+        carried_tables = [table for table in decoding.captured_tables(project, session) if table in set(tables)]
+        table_sizes = decoding.tables(session, carried_tables)
+        with _take_free_snapshot(project, session, state, context.control, carried_tables) as snapshot:
             position = snapshot.csn.value - 1
-            report(
+            context.report(
                 ProgressEvent("snapshot", f"copy of everything below CSN {snapshot.csn}", facts={"epoch": state.epoch})
             )
-            layouts = RelationResolver(catalog(project, session, carried_tables).get)
+            layouts = RelationResolver(decoding.catalog(project, session, carried_tables).get)
             relations = [layouts.relation_of(table) for table in carried_tables]
             copies = [TableCopy(relation, (partial(GaussDbReader.read, relation=relation),)) for relation in relations]
-            reader = GaussDbReader(session, chunk_rows(limits), sql_codec(project, facts.encoding))
-            point = CopyPoint(copy_name(state, position), position)
-            return point.snapshot, copy_tables(copies, [reader], bronze, point, stop, report, expected, pace_of(limits))
+            reader = GaussDbReader(session, chunk_rows(project.pipeline.snapshot), sql_codec(project, facts.encoding))
+            name = copy_name(state, position)
+            return name, copy_tables(context, copies, [reader], name, position, table_sizes)
 
 
 @contextmanager

@@ -187,7 +187,9 @@ class CsnOrdering:
         above = self._waiting.get(last + 1)
         gap = Gap(self._upto + 1, last, self._below, above.bounds.commit_lsn if above is not None else None)
         if self._policy == "stop":
-            raise CsnMissing(f"{gap} did not arrive, {self._gap_reason()}{_gap_bounds_text(gap)}")
+            below = "" if gap.below is None else f", after the transaction at LSN {Lsn(gap.below)}"
+            next_above = "" if gap.above is None else f", before the one at LSN {Lsn(gap.above)}"
+            raise CsnMissing(f"{gap} did not arrive, {self._gap_reason()}{below}{next_above}")
         insort(self._passed, (gap.first, gap.last))
         self._upto = last
         self._move_confirm()
@@ -213,12 +215,6 @@ def _with_empty_count(transaction: ReceivedTransaction, empty: int) -> ReceivedT
 
 def _lsn(bounds: Boundaries) -> str:
     return "an unknown LSN" if bounds.commit_lsn is None else str(Lsn(bounds.commit_lsn))
-
-
-def _gap_bounds_text(gap: Gap) -> str:
-    below = None if gap.below is None else f"after the transaction at LSN {Lsn(gap.below)}"
-    above = None if gap.above is None else f"before the one at LSN {Lsn(gap.above)}"
-    return "".join(f", {part}" for part in (below, above) if part)
 
 
 SETTLE = 3.0

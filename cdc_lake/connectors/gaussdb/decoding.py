@@ -15,26 +15,17 @@ such a copy: an added table begins with its changes, and one that is added again
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.gaussdb_options import Mode, as_number
 from cdc_lake.config.project import Project, effective_options
-from cdc_lake.connectors.base import TableFacts
+from cdc_lake.connectors import table_sync
+from cdc_lake.connectors.base import ReceiverContext, TableFacts
 from cdc_lake.connectors.open_stream import codec_by_name, lands
-from cdc_lake.connectors.table_sync import (
-    TableChanges,
-    changes_of,
-    last_members,
-    leave,
-    moved_tables,
-    newcomers,
-    note_members,
-    renamed_tables,
-    report_renamed,
-)
+from cdc_lake.connectors.table_sync import TableChanges
 from cdc_lake.control.snapshots import courses
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb.assembler import GaussDbAssembler
@@ -43,20 +34,13 @@ from cdc_lake.decode.gaussdb.catalog_facts import GaussDbTableMetadata, named_by
 from cdc_lake.decode.gaussdb.records import Row, Style, Truncated
 from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.decode.transaction import FrameStoreFactory
-from cdc_lake.errors import (
-    CopyUnplaced,
-    NoReplicaIdentity,
-    NoTableMatches,
-    QueryRefused,
-    SourcePermission,
-    StreamProtocol,
-)
+from cdc_lake.errors import CopyUnplaced, NoReplicaIdentity, NoTableMatches, QueryRefused, SourcePermission
 from cdc_lake.model.position import Lsn, OrderDomain, Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.base import FrameSource, PublishedTable, chooses, domain_of, select_tables
 from cdc_lake.source.gaussdb.catalog import GaussDbCatalog, check_identities, tables_in_database, versions_of
-from cdc_lake.source.gaussdb.server import GaussDbSettings, read_settings, target_of
+from cdc_lake.source.gaussdb.server import GaussDbSettings, query_single_row, read_settings, target_of
 from cdc_lake.source.gaussdb.slot import GaussDbSlotFacts
 from cdc_lake.source.gaussdb.stream import GaussDbSlotFunctions, GaussDbStream
 from cdc_lake.source.gaussdb.wire.session import WireSession, connect
@@ -69,15 +53,6 @@ STANDBY_ONLY = "standby-connection"
 
 Dial = Callable[[str, bool], WireSession]
 """Opens a session: its purpose, and whether it is for replication."""
-
-
-def style_of(project: Project) -> tuple[Style, bool]:
-    """The format of the stream: its style, and whether it has batches."""
-    source = project.family
-    if source.decoding_mode is not Mode.PARALLEL:
-        return Style.SERIAL, False
-    options = effective_options(source)
-    return Style(options["decode-style"][0]), as_number(options["sending-batch"]) == 1
 
 
 def codec_of(project: Project, encoding: str) -> Codec:
@@ -101,15 +76,16 @@ def assembler_of(
 
     `frames` makes stores for large transactions; None: all are in memory. `captured` filters rows; None: no filter.
     """
-    style, batch = style_of(project)
-    by_csn = project.family.slot_order == "csn"
-    codec = codec_of(project, encoding)
+    style, batch = Style.SERIAL, False
+    if project.family.decoding_mode is Mode.PARALLEL:
+        options = effective_options(project.family)
+        style, batch = Style(options["decode-style"][0]), as_number(options["sending-batch"]) == 1
     return GaussDbAssembler(
         style,
         batch=batch,
         domain=domain,
-        codec=codec,
-        confirms_csn=by_csn,
+        codec=codec_of(project, encoding),
+        confirms_csn=project.family.slot_order == "csn",
         keeps=lands(project),
         note=note,
         frames=frames,
@@ -126,17 +102,13 @@ def tables_of(raw: RecordTransaction, layouts: RelationResolver) -> frozenset[Ta
                 changed_tables.add(table)
             case Truncated(tables=tables):
                 changed_tables.update(tables)
-            case _:
-                pass
     return frozenset(changed_tables)
 
 
 def sends_more(project: Project) -> bool:
     """Whether the server sends rows of tables that are not captured: a white list cannot express all patterns."""
-    patterns = project.family.tables
-    listed = effective_options(project.family).get("white-table-list")
-    everything = (listed or "*.*").split(",")
-    return set(everything) != set(patterns)
+    listed = effective_options(project.family).get("white-table-list") or "*.*"
+    return set(listed.split(",")) != set(project.family.tables)
 
 
 def frames_of(
@@ -208,14 +180,19 @@ def session_of(project: Project) -> Iterator[WireSession]:
 
 def limits(session: WireSession) -> GaussDbLimits:
     """The server's facts and limits. Raises SourceError."""
-    slots = _row(session, "SELECT count(*) FROM pg_replication_slots", "counting the slots")[0]
-    return GaussDbLimits(read_settings(session), int(slots or 0), _senders(session))
+    slots = query_single_row(session, "SELECT count(*) FROM pg_replication_slots", "counting the slots")[0]
+    settings, senders = read_settings(session), None
+    with suppress(QueryRefused, SourcePermission):  # restricted to administrators in some products
+        senders = int(
+            query_single_row(session, "SELECT count(*) FROM pg_stat_replication", "counting the WAL senders")[0] or 0
+        )
+    return GaussDbLimits(settings, int(slots or 0), senders)
 
 
 def role(session: WireSession) -> GaussDbRole:
     """The role of the session. Raises SourceError."""
     doing = "reading the role's privileges"
-    name = _row(session, "SELECT current_user", doing)[0] or ""
+    name = query_single_row(session, "SELECT current_user", doing)[0] or ""
     try:
         roles = session.query("SELECT * FROM pg_roles WHERE rolname = current_user", doing=doing).records()
         return GaussDbRole(name, _right(session, roles[0], doing) if roles else None)
@@ -271,50 +248,30 @@ def _right(session: WireSession, row: dict[str, str | None], doing: str) -> str 
     return "as a member of gs_role_replication" if member and member[0][0] == "t" else None
 
 
-def _senders(session: WireSession) -> int | None:
-    try:
-        row = _row(session, "SELECT count(*) FROM pg_stat_replication", "counting the WAL senders")
-    except (QueryRefused, SourcePermission):
-        return None  # restricted to administrators in some products
-    return int(row[0] or 0)
-
-
-def _row(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:
-    rows = session.query(sql, doing=doing).rows
-    if len(rows) != 1:
-        raise StreamProtocol(f"{doing}: the server returned {len(rows)} rows", where=session.place)
-    return rows[0]
-
-
 def family_changes(
-    project: Project, session: WireSession, state: StreamCheckpoint, control: ControlTables
-) -> TableChanges:
-    """Compare the tables of the stream with the source. Raises SourceError, LakeError."""
-    return _changes(project, session, tables_in_database(session), state, control)
-
-
-def _changes(
     project: Project,
     session: WireSession,
     existing_tables: Mapping[TableName, int],
     state: StreamCheckpoint,
     control: ControlTables,
 ) -> TableChanges:
-    """`existing_tables`: OIDs of the tables of the database."""
-    table_courses, members = courses(control.snapshots(), state.stream), last_members(control, state)
+    """Compare the tables of the stream with those of the database, by OID. Raises SourceError, LakeError."""
+    table_courses, members = courses(control.snapshots(), state.stream), table_sync.last_members(control, state)
     try:
         chosen = select_tables(project.family.tables, sorted(existing_tables))
     except NoTableMatches:  # a table was dropped at the source: its rows are in bronze
-        changes = changes_of((), (), existing_tables, table_courses, (), published=False, read=members)
+        changes = table_sync.changes_of((), (), existing_tables, table_courses, (), published=False, read=members)
         return TableChanges(left=changes.left, dropped=changes.dropped)
     landed = bronze_reader(project).layouts(None, Span(state.epoch, -1, state.upto)).values()
     new = {table for table in chosen if str(table) not in table_courses}
     came: set[TableName] = set()
     if project.pipeline.snapshot.copies:
-        came = newcomers(new, landed)
+        came = table_sync.newcomers(new, landed)
     carried = {*chosen, *(layout.table for layout in landed)}
-    other = moved_tables(_published_tables(session, chosen), members)
-    return changes_of(chosen, carried, existing_tables, table_courses, came, published=False, moved=other, read=members)
+    other = table_sync.moved_tables(_published_tables(session, chosen), members)
+    return table_sync.changes_of(
+        chosen, carried, existing_tables, table_courses, came, published=False, moved=other, read=members
+    )
 
 
 def _published_tables(session: WireSession, tables: Collection[TableName]) -> list[PublishedTable]:
@@ -323,27 +280,23 @@ def _published_tables(session: WireSession, tables: Collection[TableName]) -> li
 
 
 def settle_family(
-    project: Project,
-    session: WireSession,
-    state: StreamCheckpoint,
-    control: ControlTables,
-    report: ProgressReporter,
-    ends: int,
+    context: ReceiverContext, session: WireSession, state: StreamCheckpoint, ends: int
 ) -> tuple[TableName, ...]:
     """Adapt the records to `source.tables`; returns the tables to be copied. Nobody may read the stream meanwhile.
     `ends`: a position at or after everything committed by now. Raises SourceError, LakeError.
     """
+    project, control, report = context.project, context.control, context.report
     existing_tables = tables_in_database(session)
-    changes = _changes(project, session, existing_tables, state, control)
+    changes = family_changes(project, session, existing_tables, state, control)
     placed = copies_have_a_place(state)
-    leave(changes, changes.waiting if placed else changes.moved, control, state, report, ends)
+    table_sync.leave(changes, changes.waiting if placed else changes.moved, control, state, report, ends)
     for table in sorted(changes.moved):
         report(ProgressEvent("connect", f"{table} is another table than before: it was renamed or recreated"))
     chosen = chooses(project.family.tables)
     members = _published_tables(session, [*filter(chosen, existing_tables)])
     if placed and not project.pipeline.snapshot.copies:
-        report_renamed(renamed_tables(members, last_members(control, state)), report)
-    note_members(members, control, state)
+        table_sync.report_renamed(table_sync.renamed_tables(members, table_sync.last_members(control, state)), report)
+    table_sync.note_members(members, control, state)
     if not placed:
         for table in changes.waiting:
             stays = table in changes.left or table in changes.moved

@@ -8,7 +8,7 @@ a CSN.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,38 +16,10 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.project import Project, effective_options
-from cdc_lake.connectors.base import (
-    LEAST_LET_GO,
-    Action,
-    ActionKind,
-    BesideBronze,
-    SlotAdvanced,
-    SlotDetails,
-    SlotFound,
-    SlotSeen,
-    SlotThreat,
-    SlotView,
-    beside_bronze,
-    copies,
-    held_already,
-    nothing_of_it,
-    size,
-    unbounded_threat,
-    within_bronze,
-)
+from cdc_lake.connectors import base
+from cdc_lake.connectors.gaussdb import decoding
 from cdc_lake.connectors.gaussdb.adapter import check_resume, is_slot_intended, server_facts
 from cdc_lake.connectors.gaussdb.csn_order import order_of, refuse_csn
-from cdc_lake.connectors.gaussdb.decoding import (
-    captured_tables,
-    catalog,
-    copies_have_a_place,
-    family_changes,
-    family_tables,
-    reads_by_sql,
-    retained_wal_bytes,
-    session_of,
-    tables,
-)
 from cdc_lake.connectors.wal_budget import WalSample
 from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.streams import check_unfinished, is_complete, starts_over
@@ -56,18 +28,10 @@ from cdc_lake.errors import NotForThisSource, SlotActive, SourceError
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.base import Kind, StreamIdentity, domain_of, format_stream_position
-from cdc_lake.source.gaussdb import slot
-from cdc_lake.source.gaussdb.catalog import check_identities
-from cdc_lake.source.gaussdb.server import (
-    GaussDbServerFacts,
-    GaussDbSettings,
-    check_product,
-    check_server,
-    current_lsn,
-    read_settings,
-    target_of,
-)
-from cdc_lake.source.gaussdb.slot import GaussDbSlotFacts, drop_slot_when_free, find_slot
+from cdc_lake.source.gaussdb import server, slot
+from cdc_lake.source.gaussdb.catalog import check_identities, tables_in_database
+from cdc_lake.source.gaussdb.server import GaussDbServerFacts
+from cdc_lake.source.gaussdb.slot import GaussDbSlotFacts, find_slot
 from cdc_lake.source.gaussdb.snapshot import csn_now, exports_csn
 from cdc_lake.source.gaussdb.wire.session import WireSession, connect
 from cdc_lake.tables.control_tables import control_tables
@@ -82,7 +46,7 @@ class GaussDbIntrospection:
 
     def tables(self) -> list[TableName]:
         """The tables that the stream contains, or would contain."""
-        return captured_tables(self._project, self._session)
+        return decoding.captured_tables(self._project, self._session)
 
     def origin(self) -> str:
         """The server, database and slot of a stream of this pipeline (`StreamIdentity.origin`)."""
@@ -93,50 +57,53 @@ class GaussDbIntrospection:
     def end(self, domain: OrderDomain) -> int:
         """The newest position: everything committed by now lies at or below it."""
         if domain is OrderDomain.LSN:
-            return current_lsn(self._session).value
+            return server.current_lsn(self._session).value
         return csn_now(self._session).value - 1
 
     def received_position(self) -> int | None:
         """None: the family's servers report nothing reliable."""
         return None
 
-    def slot(self) -> SlotSeen | None:
+    def slot(self) -> base.SlotSeen | None:
         """The pipeline's slot."""
         facts = find_slot(self._session, self._project.slot)
         if facts is None:
             return None
-        return SlotSeen(
-            confirmed=format_position(facts.confirmed, facts.order) if facts.confirmed is not None else None,
-            retained=retained_wal_bytes(facts, current_lsn(self._session)),
+        return base.SlotSeen(
+            confirmed=_confirmed_text(facts),
+            retained=decoding.retained_wal_bytes(facts, server.current_lsn(self._session)),
             read_by="a receiver" if facts.active else None,
             lost="it has no confirmed position" if facts.confirmed is None else None,
         )
 
-    def steps(self, state: Callable[[], StreamCheckpoint | None]) -> Iterator[Action]:
+    def steps(self, state: Callable[[], StreamCheckpoint | None]) -> Iterator[base.Action]:
         """What `run` would do at the source; `state`: what bronze has, read after the slot."""
         existing_slot, held = find_slot(self._session, self._project.slot), state()
         facts = identify_server(self._project, self._session)
-        check_server(facts, self._session.place)
-        check_product(facts.version, self._project.family.type, self._session.place)
+        server.check_server(facts, self._session.place)
+        server.check_product(facts.version, self._project.family.type, self._session.place)
         if is_complete(held, control_tables(self._project)):
             check_resume(self._project, self._session, facts, held, existing_slot)
             yield self._resume(held)
-            yield from self._came(held)
+            if decoding.copies_have_a_place(held):
+                existing, control = tables_in_database(self._session), control_tables(self._project)
+                changes = decoding.family_changes(self._project, self._session, existing, held, control)
+                yield from base.copies(self._project, decoding.tables(self._session, changes.waiting))
         else:
             names = self.tables()
-            check_identities(catalog(self._project, self._session, names), self._session.place)
+            check_identities(decoding.catalog(self._project, self._session, names), self._session.place)
             yield self._create(facts, held, existing_slot)
-            yield from copies(self._project, tables(self._session, names))
+            yield from base.copies(self._project, decoding.tables(self._session, names))
         yield _decode(self._project)
 
     def layout(self, table: TableName) -> Relation | None:
         """The current layout of a captured table; None if it is not captured."""
-        relation = RelationResolver(family_tables(self._project, self._session)).relation_of(table)
+        relation = RelationResolver(decoding.family_tables(self._project, self._session)).relation_of(table)
         return relation if relation.columns else None
 
     def _create(
         self, facts: GaussDbServerFacts, state: StreamCheckpoint | None, existing_slot: GaussDbSlotFacts | None
-    ) -> Action:
+    ) -> base.Action:
         project = self._project
         control = control_tables(project)
         check_own_bronze(project, state, control)
@@ -153,28 +120,22 @@ class GaussDbIntrospection:
             refuse_csn(project)
         kind = f"{source.slot.plugin}, in {source.slot_order.upper()} order"
         text = f"{again}create slot `{project.slot}` ({kind}); {order_in_words(order)}"
-        return Action(ActionKind.CREATE_SLOT, project.slot, text)
+        return base.Action(base.ActionKind.CREATE_SLOT, project.slot, text)
 
-    def _came(self, state: StreamCheckpoint) -> Iterator[Action]:
-        """The copies of tables that were added to `source.tables`."""
-        if copies_have_a_place(state):
-            changes = family_changes(self._project, self._session, state, control_tables(self._project))
-            yield from copies(self._project, tables(self._session, changes.waiting))
-
-    def _resume(self, state: StreamCheckpoint) -> Action:
+    def _resume(self, state: StreamCheckpoint) -> base.Action:
         slot = self._project.slot
         domain, after = domain_of(state.stream), format_stream_position(state.stream, state.upto)
         lag = max(0, self.end(domain) - state.upto)
         by_csn = domain is OrderDomain.CSN
-        how_far = f"{lag:,} CSNs" if by_csn else size(lag)
+        how_far = f"{lag:,} CSNs" if by_csn else base.size(lag)
         current_slot = self.slot()
         retained_text = (
-            f", {size(current_slot.retained)} of WAL retained"
+            f", {base.size(current_slot.retained)} of WAL retained"
             if current_slot is not None and current_slot.retained is not None
             else ""
         )
-        return Action(
-            ActionKind.RESUME,
+        return base.Action(
+            base.ActionKind.RESUME,
             slot,
             f"resume slot `{slot}` after {after}: {how_far} behind{retained_text}",
             changes=False,
@@ -186,15 +147,15 @@ class GaussDbIntrospection:
 @contextmanager
 def family_view(project: Project) -> Iterator[GaussDbIntrospection]:
     """Connect. Raises SourceError."""
-    with session_of(project) as session:
+    with decoding.session_of(project) as session:
         yield GaussDbIntrospection(project, session)
 
 
 def identify_server(project: Project, session: WireSession) -> GaussDbServerFacts:
     """Identify the server as the receiver does: by a replication connection, unless it uses SQL functions."""
-    if reads_by_sql(project):
+    if decoding.reads_by_sql(project):
         return server_facts(session, by_sql=True)
-    replication = connect(target_of(project.family, project.root), replication=True)
+    replication = connect(server.target_of(project.family, project.root), replication=True)
     return server_facts(replication, by_sql=False)
 
 
@@ -205,108 +166,39 @@ def order_in_words(order: OrderDomain | None) -> str:
     return f"the stream is ordered by {order.name}"
 
 
-def _decode(project: Project) -> Action:
+def _decode(project: Project) -> base.Action:
     source = project.family
-    how: Sequence[str] = [f"{name}={value}" for name, value in effective_options(source).items()]
+    how = [f"{name}={value}" for name, value in effective_options(source).items()]
     words = {Mode.SQL: "by SQL functions", Mode.SERIAL: "serially", Mode.PARALLEL: "in parallel"}
     text = f"decode {words[source.decoding_mode]} with {', '.join(how)}"
-    return Action(ActionKind.DECODE, project.slot, text, changes=False)
-
-
-@dataclass(frozen=True, slots=True)
-class GaussDbRetainedWal:
-    """The WAL that a server of the GaussDB family retains for the pipeline's slot (implements `RetainedWal`)."""
-
-    project: Project
-
-    @contextmanager
-    def looking(self) -> Iterator[Callable[[], WalSample | None]]:
-        """Connect; each call takes a sample, None without a readable slot."""
-        with session_of(self.project) as session:
-
-            def sample_wal() -> WalSample | None:
-                found = find_slot(session, self.project.slot)
-                if found is None or found.confirmed is None:
-                    return None
-                log_end = current_lsn(session)
-                kept = retained_wal_bytes(found, log_end)
-                if kept is None:
-                    return None
-                in_bytes = found.order is OrderDomain.LSN
-                end = log_end.value if in_bytes else csn_now(session).value - 1
-                return WalSample(time.time(), end, found.confirmed, kept, in_bytes=in_bytes)
-
-            yield sample_wal
-
-    def drop(self, patience: float) -> None:
-        """Drop the slot after waiting up to `patience` seconds for its reader."""
-        with connect(target_of(self.project.family, self.project.root)) as session:
-            drop_slot_when_free(session, self.project.slot, patience)
-
-
-def details(
-    project: Project,
-    session: WireSession,
-    settings: GaussDbSettings,
-    facts: GaussDbSlotFacts,
-    view: SlotView,
-    end: Lsn,
-    state: StreamCheckpoint | None,
-) -> SlotDetails:
-    """Details of the slot of `facts` and `view`; the WAL ends at `end`. Raises SourceError."""
-    bronze = beside_bronze(state, facts.confirmed, facts.order) if view.own else None
-    return SlotDetails(
-        pipeline=project.name,
-        source=session.place,
-        server=str(settings.version),
-        slot=view,
-        order=facts.order.value,
-        read_by="a receiver, whose process the server does not name" if facts.active else None,
-        inactive_since=None,
-        restart=None if facts.restart is None else str(facts.restart),
-        log_end=str(end),
-        wal_status=None,
-        invalidation=None,
-        conflicting=None,
-        catalog_xmin=facts.catalog_xmin,
-        catalog_age=None,
-        synced=None,
-        two_phase=None,
-        two_phase_at=None,
-        counters=None,
-        bronze=bronze,
-        threats=(
-            *(_for_the_pipeline(project, session, facts, state) if view.own else ()),
-            *_threats(facts, bronze, own=view.own),
-        ),
-    )
+    return base.Action(base.ActionKind.DECODE, project.slot, text, changes=False)
 
 
 def _for_the_pipeline(
     project: Project, session: WireSession, facts: GaussDbSlotFacts, state: StreamCheckpoint | None
-) -> Iterator[SlotThreat]:
+) -> Iterator[base.SlotThreat]:
     """Why the pipeline could not continue with its slot."""
     if state is None:
-        yield nothing_of_it(facts.name)
+        yield base.nothing_of_it(facts.name)
         return
     try:
         check_resume(project, session, identify_server(project, session), state, facts)
     except SourceError as error:
-        yield SlotThreat(error.message, error.remedy)
+        yield base.SlotThreat(error.message, error.remedy)
 
 
-def _threats(facts: GaussDbSlotFacts, bronze: BesideBronze | None, *, own: bool) -> Iterator[SlotThreat]:
+def _threats(facts: GaussDbSlotFacts, bronze: base.BesideBronze | None, *, own: bool) -> Iterator[base.SlotThreat]:
     if facts.kind == "logical" and facts.confirmed is None:
         if not own:
             remedy = f"its reader has to start again: cdc-lake slot drop {facts.name} --yes"
-            yield SlotThreat("it has no confirmed position and cannot be read", remedy)
+            yield base.SlotThreat("it has no confirmed position and cannot be read", remedy)
         return
     if facts.active:
         return
-    yield unbounded_threat(own=own, bound="")
+    yield base.unbounded_threat(own=own, bound="")
     held = 0 if bronze is None or facts.order is OrderDomain.CSN else bronze.unconfirmed or 0
-    if held >= LEAST_LET_GO:
-        yield held_already(held)
+    if held >= base.LEAST_LET_GO:
+        yield base.held_already(held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,33 +207,57 @@ class GaussDbSlots:
 
     project: Project
 
-    def views(self) -> list[SlotView]:
+    def views(self) -> list[base.SlotView]:
         """Every slot, including those of other databases and readers, by name."""
-        with session_of(self.project) as session:
-            end, logged = current_lsn(session), read_settings(session).slots_logged
+        with decoding.session_of(self.project) as session:
+            end, logged = server.current_lsn(session), server.read_settings(session).slots_logged
             return [
-                self._view(facts, retained_wal_bytes(facts, end), logged=logged) for facts in slot.all_slots(session)
+                self._view(facts, decoding.retained_wal_bytes(facts, end), logged=logged)
+                for facts in slot.all_slots(session)
             ]
 
-    def find(self, name: str) -> SlotFound | None:
+    def find(self, name: str) -> base.SlotFound | None:
         """A slot, and the end of the server's WAL."""
-        with session_of(self.project) as session:
-            facts, end = slot.find_slot(session, name), current_lsn(session)
+        with decoding.session_of(self.project) as session:
+            facts, end = slot.find_slot(session, name), server.current_lsn(session)
             if facts is None:
                 return None
             by_log = facts.order is OrderDomain.LSN
-            return SlotFound(_confirmed_text(facts), retained_wal_bytes(facts, end), end.value if by_log else None)
+            return base.SlotFound(
+                _confirmed_text(facts), decoding.retained_wal_bytes(facts, end), end.value if by_log else None
+            )
 
-    def inspect(self, name: str, state: Callable[[], StreamCheckpoint | None]) -> SlotDetails | None:
+    def inspect(self, name: str, state: Callable[[], StreamCheckpoint | None]) -> base.SlotDetails | None:
         """Everything about one slot; `state`: what bronze has, read after it, because receivers land first."""
-        with session_of(self.project) as session:
-            facts, end, settings = slot.find_slot(session, name), current_lsn(session), read_settings(session)
+        with decoding.session_of(self.project) as session:
+            facts, end, settings = (
+                slot.find_slot(session, name),
+                server.current_lsn(session),
+                server.read_settings(session),
+            )
             if facts is None:
                 return None
-            view = self._view(facts, retained_wal_bytes(facts, end), logged=settings.slots_logged)
-            return details(self.project, session, settings, facts, view, end, state())
+            view = self._view(facts, decoding.retained_wal_bytes(facts, end), logged=settings.slots_logged)
+            have = state()
+            bronze = base.beside_bronze(have, facts.confirmed, facts.order) if view.own else None
+            return base.SlotDetails(
+                pipeline=self.project.name,
+                source=session.place,
+                server=str(settings.version),
+                slot=view,
+                order=facts.order.value,
+                read_by="a receiver, whose process the server does not name" if facts.active else None,
+                restart=None if facts.restart is None else str(facts.restart),
+                log_end=str(end),
+                catalog_xmin=facts.catalog_xmin,
+                bronze=bronze,
+                threats=(
+                    *(_for_the_pipeline(self.project, session, facts, have) if view.own else ()),
+                    *_threats(facts, bronze, own=view.own),
+                ),
+            )
 
-    def advance(self, state: Callable[[], StreamCheckpoint], upto: int | None) -> SlotAdvanced:
+    def advance(self, state: Callable[[], StreamCheckpoint], upto: int | None) -> base.SlotAdvanced:
         """Advance the pipeline's slot to what bronze has. Raises NotForThisSource for a slot in CSN order."""
         project, name, place = self.project, self.project.slot, self.project.family.place
         if project.family.slot_order == "csn":
@@ -350,29 +266,48 @@ class GaussDbSlots:
                 "advances the slot"
             )
             raise NotForThisSource(f"slot `{name}` is in CSN order: no function can advance it", where=place, hint=hint)
-        with connect(target_of(project.family, project.root)) as session:
+        with connect(server.target_of(project.family, project.root)) as session:
             existing_slot, held = slot.find_slot(session, name), state()
             checked_slot = check_resume(project, session, identify_server(project, session), held, existing_slot)
             before = reached = checked_slot.confirmed
             assert before is not None  # checked by `check_slot`
             assert reached is not None
-            if (target := within_bronze(held.confirm, upto)) > before:
+            if (target := base.within_bronze(held.confirm, upto)) > before:
                 if checked_slot.active:
                     raise SlotActive(f"advancing slot `{name}`: a receiver is reading it", where=place)
                 reached = slot.advance_slot(session, name, Lsn(target)).value
-        return SlotAdvanced(project.name, name, str(Lsn(before)), str(Lsn(reached)), reached - before)
+        return base.SlotAdvanced(project.name, name, str(Lsn(before)), str(Lsn(reached)), reached - before)
 
     def drop(self, name: str, wait: float) -> None:
         """Drop a slot, waiting up to `wait` seconds for its reader."""
-        with connect(target_of(self.project.family, self.project.root)) as session:
+        with connect(server.target_of(self.project.family, self.project.root)) as session:
             slot.drop_slot_when_free(session, name, wait)
 
-    def _view(self, facts: slot.GaussDbSlotFacts, wal_bytes: int | None, *, logged: bool) -> SlotView:
+    @contextmanager
+    def looking(self) -> Iterator[Callable[[], WalSample | None]]:
+        """Connect; each call takes a sample of the pipeline's slot, None if it is not readable."""
+        with decoding.session_of(self.project) as session:
+
+            def sample_wal() -> WalSample | None:
+                facts = slot.find_slot(session, self.project.slot)
+                if facts is None or facts.confirmed is None:
+                    return None
+                log_end = server.current_lsn(session)
+                retained = decoding.retained_wal_bytes(facts, log_end)
+                if retained is None:
+                    return None
+                in_bytes = facts.order is OrderDomain.LSN
+                end = log_end.value if in_bytes else csn_now(session).value - 1
+                return WalSample(time.time(), end, facts.confirmed, retained, in_bytes=in_bytes)
+
+            yield sample_wal
+
+    def _view(self, facts: slot.GaussDbSlotFacts, wal_bytes: int | None, *, logged: bool) -> base.SlotView:
         """`logged`: standbys have the slots too."""
         state, reason = ("active", "read by a receiver") if facts.active else ("idle", "not being read")
         if facts.kind == "logical" and facts.confirmed is None:
             state, reason = "lost", "it has no confirmed position"
-        return SlotView(
+        return base.SlotView(
             name=facts.name,
             own=facts.name == self.project.slot,
             kind=facts.kind,

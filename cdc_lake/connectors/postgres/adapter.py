@@ -8,107 +8,72 @@ must not.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
-from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import ReceiverContext
 from cdc_lake.connectors.failover import note_timeline
 from cdc_lake.connectors.hashing_process import HashingProcess
-from cdc_lake.connectors.open_stream import CommitLsnOrdering, OpenStream, do_nothing, retry_while_slot_active
+from cdc_lake.connectors.open_stream import CommitLsnOrdering, OpenStream, retry_while_slot_active
+from cdc_lake.connectors.postgres import decoding
 from cdc_lake.connectors.postgres import snapshot as postgres_start
-from cdc_lake.connectors.postgres.decoding import (
-    by_publication,
-    changed_whole,
-    check_binary,
-    print_whole_names,
-    reading_of,
-    stream_options,
-)
-from cdc_lake.connectors.postgres.server_checks import SessionFactory, check_resume, reading, session_of
+from cdc_lake.connectors.postgres.server_checks import SessionFactory, check_resume, session_of
 from cdc_lake.connectors.postgres.snapshot import settle_tables
 from cdc_lake.connectors.prepared_transactions import PreparedTransactions, forget, prepared_files
 from cdc_lake.connectors.snapshot_copy import BackgroundCopies, PeriodicTask, Recopy
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.connectors.table_sync import last_members
-from cdc_lake.connectors.wal_budget import WalSample
 from cdc_lake.control.streams import is_complete
 from cdc_lake.errors import CdcLakeError, Retry
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.base import FrameSource, format_stream_position
 from cdc_lake.source.polling import PollingStream
-from cdc_lake.source.postgres import slot
+from cdc_lake.source.postgres import server, slot
 from cdc_lake.source.postgres.connection import Session, place_of
-from cdc_lake.source.postgres.server import (
-    ServerFacts,
-    SynchronousStandby,
-    beat,
-    check_failover,
-    check_server,
-    goal,
-    holders_named,
-    identify,
-    wait_for_locks,
-    wal_position,
-)
 from cdc_lake.source.postgres.slot_peek import MissingPrepareProbe
 from cdc_lake.source.postgres.stream import PostgresSlotFunctions, PostgresStream
 from cdc_lake.source.socket_io import of_postgres
-from cdc_lake.tables.control_tables import ControlTables
 
 
 @contextmanager
 def open_postgres(
-    project: Project,
-    bronze: BronzeWriter,
-    control: ControlTables,
-    stop: threading.Event,
-    report: ProgressReporter,
-    patience: float,
-    recopy: Recopy,
-    *,
-    first: bool = False,
-    enforce_wal_budget: Callable[[], object] = do_nothing,
+    context: ReceiverContext, patience: float, recopy: Recopy, *, first: bool, enforce_wal_budget: Callable[[], object]
 ) -> Iterator[OpenStream]:
     """Connect, start or check the stream, start replication. `first`: copy added tables before anything is read, while
     `enforce_wal_budget` is called; otherwise in parallel. Raises SourceError, LakeError, StateError, Stopped.
     """
+    project, control, report = context.project, context.control, context.report
     streams = project.postgres.streams
     with ExitStack() as opened:
         dial = SessionFactory(project, opened)
         replication = dial("stream", replication=streams)
         source = dial.source
-        facts = identify(replication, source)
-        check_server(facts, place_of(source))
+        facts = server.identify(replication, source)
+        server.check_server(facts, place_of(source))
         if source.slot.failover:
-            check_failover(facts, place_of(source), two_phase=source.decoding.two_phase)
+            server.check_failover(facts, place_of(source), two_phase=source.decoding.two_phase)
         session = dial("catalog")
-        wait_for_locks(session)
-        with holders_named(session, project.postgres.tables):
-            check_binary(project, session)
-        target = goal(session)
-        state, copied = bronze.state(), 0
+        server.wait_for_locks(session)
+        with server.holders_named(session, project.postgres.tables):
+            decoding.check_binary(project, session)
+        target = server.goal(session)
+        state, copied = context.bronze.state(), 0
         if not is_complete(state, control):
-            with holders_named(session, project.postgres.tables):
+            with server.holders_named(session, project.postgres.tables):
                 state, copied = retry_while_slot_active(
-                    lambda: postgres_start.begin(
-                        project, session, replication, dial, facts, bronze, control, stop, report
-                    ),
-                    stop, report, patience,
+                    lambda: postgres_start.begin(context, session, replication, dial, facts),
+                    context.stop, report, patience,
                 )  # fmt: skip
             replication.close()  # this drops the temporary slot
             replication = dial("stream", replication=streams)
         else:
             timeline, held = check_resume(project, session, replication, facts, state, control)
             if held != state:
-                state = bronze.turn_back(held.upto)
+                state = context.bronze.turn_back(held.upto)
                 report(
                     ProgressEvent(
                         "connect", f"the server's WAL has diverged after {Lsn(state.upto)}; resuming from that position"
@@ -117,13 +82,13 @@ def open_postgres(
             note_timeline(timeline, control, state, report)
         _keep_on_standbys(project, session, replication)
         frames = retry_while_slot_active(
-            lambda: _start(project, replication, session, facts, state), stop, report, patience
+            lambda: _start(project, replication, session, facts, state), context.stop, report, patience
         )
-        with holders_named(session, project.postgres.tables):
-            came = settle_tables(project, session, state, control, report, target)  # nobody else reads the slot now
+        with server.holders_named(session, project.postgres.tables):
+            came = settle_tables(context, session, state, target)  # nobody else reads the slot now
         table_copies = opened.enter_context(BackgroundCopies(project, state, came, recopy, report, lasting=not first))
         if first:
-            copied_tables = table_copies.wait_for_copies((frames.tick, enforce_wal_budget), stop)
+            copied_tables = table_copies.wait_for_copies((frames.tick, enforce_wal_budget), context.stop)
             copied, target = (
                 copied + sum(table.rows for table in copied_tables),
                 max([target, *(table.position for table in copied_tables)]),
@@ -133,17 +98,17 @@ def open_postgres(
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
         prepared = _prepared_transactions(project, spool, state, session, facts, frames)
         members = last_members(control, state)
-        reading = reading_of(
+        assembler, tabulate, again = decoding.reading_of(
             project, session, lambda: dial("layouts"), state, report, spool, hashing, prepared, members
         )
         after = format_stream_position(state.stream, state.upto)
         report(ProgressEvent("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         yield OpenStream(
             frames=frames,
-            assembler=reading.assembler,
+            assembler=assembler,
             ordering=CommitLsnOrdering(),
-            tabulate=reading.tabulate,
-            again=reading.again,
+            tabulate=tabulate,
+            again=again,
             domain=OrderDomain.LSN,
             state=state,
             goal=target,
@@ -151,12 +116,17 @@ def open_postgres(
             spilled=lambda: spool.written,
             prepared=prepared,
             raise_background_errors=table_copies.raise_background_errors,
-            synchronous=SynchronousStandby(session, replication, silence) if streams else bool,
+            synchronous=server.SynchronousStandby(session, replication, silence) if streams else bool,
         )
 
 
 def _prepared_transactions(
-    project: Project, spool: Spool, state: StreamCheckpoint, session: Session, facts: ServerFacts, frames: FrameSource
+    project: Project,
+    spool: Spool,
+    state: StreamCheckpoint,
+    session: Session,
+    facts: server.ServerFacts,
+    frames: FrameSource,
 ) -> PreparedTransactions | None:
     """The stored prepared transactions, if the pipeline uses two-phase decoding. Raises SourceError, LakeError.
 
@@ -166,7 +136,7 @@ def _prepared_transactions(
     if not project.postgres.decoding.two_phase:
         forget(place)
         return None
-    changes = changed_whole(project, facts.product, session)
+    changes = decoding.changed_whole(project, facts.product, session)
     unsent = MissingPrepareProbe(session, project.slot, changes, state.confirm, frames.tick)
 
     def highest() -> int | None:
@@ -185,14 +155,14 @@ def _keep_on_standbys(project: Project, session: Session, replication: Session) 
 
 
 def _start(
-    project: Project, replication: Session, session: Session, facts: ServerFacts, state: StreamCheckpoint
+    project: Project, replication: Session, session: Session, facts: server.ServerFacts, state: StreamCheckpoint
 ) -> FrameSource:
     interval = project.postgres.status_interval / 1000
     if facts.wal_sender_timeout:
         interval = min(interval, facts.wal_sender_timeout / 3)
-    if not by_publication(project):
-        print_whole_names(replication)
-    source, options = project.postgres, stream_options(project, facts.product)
+    if not decoding.by_publication(project):
+        decoding.print_whole_names(replication)
+    source, options = project.postgres, decoding.stream_options(project, facts.product)
     if source.mode == "polling":
         functions = PostgresSlotFunctions(replication, session, project.slot, source.slot.plugin, options)
         every, most = source.polling.interval / 1000, source.polling.max_changes
@@ -201,57 +171,21 @@ def _start(
     return PostgresStream(replication, project.slot, options, state.confirm, status_interval=interval, silence=silence)
 
 
-class Heartbeat:
-    """Sends heartbeats while it is entered; a refusal is reported once."""
+def heartbeat(project: Project, every: int, report: ProgressReporter) -> PeriodicTask[Session]:
+    """Sends heartbeats, every so many milliseconds; a refusal is reported once."""
+    refused = False
 
-    def __init__(self, project: Project, every: int, report: ProgressReporter) -> None:
-        self._report = report
-        self._refused = False
-        self._rounds = PeriodicTask(
-            "cdc-lake-heartbeat",
-            lambda: every / 1000,
-            lambda: session_of(project, application=f"cdc_lake {project.name} heartbeat"),
-            beat,
-            self._on_failure,
-        )
+    def report_refusal(error: CdcLakeError) -> None:
+        """The receiver reports a server that is unavailable."""
+        nonlocal refused
+        if error.retry is Retry.NEVER and not refused:
+            refused = True
+            report(ProgressEvent("warning", f"heartbeat failed: {error.message}", facts={"code": error.code}))
 
-    def __enter__(self) -> Self:
-        self._rounds.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._rounds.__exit__(kind, error, trace)
-
-    def _on_failure(self, error: CdcLakeError) -> None:
-        """Report a server that refuses; the receiver reports one that is unavailable."""
-        if error.retry is Retry.NEVER and not self._refused:
-            self._refused = True
-            self._report(ProgressEvent("warning", f"heartbeat failed: {error.message}", facts={"code": error.code}))
-
-
-@dataclass(frozen=True, slots=True)
-class PostgresRetainedWal:
-    """The WAL that a PostgreSQL retains for the pipeline's slot (implements `RetainedWal`)."""
-
-    project: Project
-
-    @contextmanager
-    def looking(self) -> Iterator[Callable[[], WalSample | None]]:
-        """Connect; each call takes a sample, None without a readable slot."""
-        with reading(self.project) as session:
-
-            def sample_wal() -> WalSample | None:
-                found = slot.find_slot(session, self.project.slot)
-                if found is None or found.retained is None or found.confirmed is None:
-                    return None
-                end = wal_position(session).value
-                return WalSample(time.time(), end, found.confirmed.value, found.retained, found.safe)
-
-            yield sample_wal
-
-    def drop(self, patience: float) -> None:
-        """Drop the slot after waiting up to `patience` seconds for its reader."""
-        with session_of(self.project, replication=self.project.postgres.streams) as session:
-            slot.drop_slot_when_free(session, self.project.slot, patience)
+    return PeriodicTask(
+        "cdc-lake-heartbeat",
+        lambda: every / 1000,
+        lambda: session_of(project, application=f"cdc_lake {project.name} heartbeat"),
+        server.beat,
+        report_refusal,
+    )

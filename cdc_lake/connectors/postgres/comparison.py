@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 
 import pyarrow as pa
 
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.config.project import Project
-from cdc_lake.connectors.base import join_blocks
 from cdc_lake.connectors.open_stream import codec_by_name
 from cdc_lake.connectors.postgres.decoding import by_publication, carried_tables
 from cdc_lake.connectors.postgres.server_checks import check_same
@@ -39,11 +38,9 @@ class PostgresComparison:
         """The tables that the stream contains, sorted."""
         return carried_tables(self._project, self._reading)
 
-    @contextmanager
-    def snapshot(self, tables: Sequence[TableName]) -> Iterator[SnapshotVisibility]:
+    def snapshot(self, tables: Sequence[TableName]) -> AbstractContextManager[SnapshotVisibility]:
         """One snapshot for everything that is read inside."""
-        with visible(self._reading, tables) as visibility:
-            yield visibility
+        return visible(self._reading, tables)
 
     def relation_of(self, source_table: PublishedTable) -> Relation:
         """The layout of a captured table, as the stream would announce it."""
@@ -52,10 +49,6 @@ class PostgresComparison:
     def parts(self, relation: Relation, source_table: PublishedTable) -> Iterator[pa.Table]:
         """The rows of a captured table that match its filter, in blocks: large_string columns, text as printed."""
         return read_blocks(self._reading, relation, codec_by_name(self._project, "SQL_ASCII"), source_table.row_filter)
-
-    def rows(self, relation: Relation, source_table: PublishedTable) -> pa.Table:
-        """All of them in one table, if they are few."""
-        return join_blocks(self.parts(relation, source_table), relation)
 
     def unsummable_reason(self, relation: Relation) -> str:
         """Why the server cannot sum up hashes, empty if it can: it hashes text in its own encoding, silver UTF-8."""

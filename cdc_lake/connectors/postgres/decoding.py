@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 
 from cdc_lake.bronze.contract import StreamCheckpoint, Tabulate
 from cdc_lake.bronze.open import bronze_reader
@@ -103,15 +102,6 @@ def layout_now(project: Project, session: Session, table: TableName) -> Relation
     return None if columns is None else relation_of(session, table, columns)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamDecoding:
-    """What makes transactions and columns; `again`: those of repeated transactions."""
-
-    assembler: TransactionAssembler
-    tabulate: Tabulate
-    again: Tabulate
-
-
 def plugin_options(project: Project) -> Mapping[str, str]:
     """The plugin options that are always set: enough to see which transactions exist."""
     return message_options(project.publication) if by_publication(project) else LINE_OPTIONS
@@ -161,37 +151,67 @@ def reading_of(
     report: ProgressReporter,
     frames: FrameStoreFactory,
     hashing: Hashing,
-    prepared_storage: PreparedStorage | None = None,
-    members: Mapping[str, Member] = MappingProxyType({}),
-) -> StreamDecoding:
-    """How the pipeline's stream is read. `session` resolves relations; `layouts` opens another session for lines.
+    prepared_storage: PreparedStorage | None,
+    members: Mapping[str, Member],
+) -> tuple[TransactionAssembler, Tabulate, Tabulate]:
+    """What makes transactions, columns, and columns of repeated transactions.
+
+    `session` resolves relations; `layouts` opens another session for lines, which name tables, columns and types
+    themselves: the catalog provides the rest.
 
     `frames` makes stores for large transactions. `prepared_storage` stores prepared ones, with two-phase decoding.
     `hashing` makes digests of large chunks. `members`: see `connectors.table_sync`.
     """
+    keeps, landed = lands(project), state.upto
     if by_publication(project):
         asked = project.postgres.decoding.messages
+
+        def course(table: str) -> TableTimeline | None:
+            return courses(control_tables(project).snapshots(), state.stream).get(table)
+
+        def warn(text: str) -> None:
+            report(ProgressEvent("warning", text))
+
         assembler = Assembler(
-            WatchedCatalog(session, project.publication, members, partial(_course, project, state.stream)),
-            keeps=lands(project),
+            WatchedCatalog(session, project.publication, members, course),
+            keeps=keeps,
             # redaction drops all messages, so nothing would remain of one outside of transactions
             messages=asked and not project.pipeline.bronze.redact,
-            ddl_messages=DdlMessages(bronze_reader(project).latest_layouts(state.epoch), partial(_warn, report))
-            if asked
-            else None,
+            ddl_messages=DdlMessages(bronze_reader(project).latest_layouts(state.epoch), warn) if asked else None,
             frames=frames,
             prepared_storage=prepared_storage,
-            landed=state.upto,
+            landed=landed,
             layouts=_landed_layouts(project, state),
         )
         decoded = PgoutputFormat(partial(tabulate, in_hex=in_hex(project), hashing=hashing))
         columns = by_policy(project, decoded, report)
-        return StreamDecoding(assembler, columns, columns)
-    return _of_lines(project, layouts(), state, report, frames, hashing, prepared_storage, named_tables(members))
+        return assembler, columns, columns
+    session = layouts()
+    print_whole_names(session)
+    stored = encoding_of(session)  # SQL functions convert to UTF-8, if the server can
+    as_utf8 = project.postgres.mode == "polling" and stored != "SQL_ASCII"
+    codec = codec_by_name(project, "UTF8" if as_utf8 else stored)
+    takes_table = takes(session, project.postgres.tables)
+    known_relations = bronze_reader(project).latest_layouts(state.epoch)
 
+    def make_layouts() -> RelationResolver:
+        catalog = RowTables(session)
+        return RelationResolver(
+            catalog,
+            codec,
+            known_relations=known_relations,
+            takes=takes_table,
+            takes_back=False,
+            versions=catalog.versions,
+            members=named_tables(members),
+        )
 
-def _course(project: Project, stream: str, table: str) -> TableTimeline | None:
-    return courses(control_tables(project).snapshots(), stream).get(table)
+    again, tabulate_rows = make_layouts(), partial(tabulate_lines, hashing=hashing)
+    return (
+        LineAssembler(codec, takes_table, keeps=keeps, frames=frames, prepared_storage=prepared_storage, landed=landed),
+        by_policy(project, GaussDbFormat(make_layouts(), project.postgres.slot.plugin, tabulate_rows), report),
+        lambda batch: tabulate_lines(batch, again),
+    )
 
 
 def _landed_layouts(project: Project, state: StreamCheckpoint) -> Landed:
@@ -205,100 +225,43 @@ def _landed_layouts(project: Project, state: StreamCheckpoint) -> Landed:
     return last_layout
 
 
-def _warn(report: ProgressReporter, text: str) -> None:
-    report(ProgressEvent("warning", text))
-
-
-def _of_lines(
-    project: Project,
-    session: Session,
-    state: StreamCheckpoint,
-    report: ProgressReporter,
-    frames: FrameStoreFactory,
-    hashing: Hashing,
-    prepared_storage: PreparedStorage | None,
-    members: Mapping[TableName, tuple[int, str]],
-) -> StreamDecoding:
-    """Lines name tables, columns and types themselves; the catalog provides the rest."""
-    print_whole_names(session)
-    codec = codec_by_name(project, _encoding(project, session))
-    takes_table = takes(session, project.postgres.tables)
-    known_relations = bronze_reader(project).latest_layouts(state.epoch)
-
-    def make_layouts() -> RelationResolver:
-        catalog = RowTables(session)
-        return RelationResolver(
-            catalog,
-            codec,
-            known_relations=known_relations,
-            takes=takes_table,
-            takes_back=False,
-            versions=catalog.versions,
-            members=members,
-        )
-
-    again, columns = make_layouts(), partial(tabulate_lines, hashing=hashing)
-    return StreamDecoding(
-        LineAssembler(
-            codec,
-            takes_table,
-            keeps=lands(project),
-            frames=frames,
-            prepared_storage=prepared_storage,
-            landed=state.upto,
-        ),
-        by_policy(project, GaussDbFormat(make_layouts(), project.postgres.slot.plugin, columns), report),
-        lambda batch: tabulate_lines(batch, again),
-    )
-
-
-def _encoding(project: Project, session: Session) -> str:
-    """The encoding of lines: the database's in a stream; SQL functions convert to UTF-8, if the server can."""
-    stored = encoding_of(session)
-    return "UTF8" if project.postgres.mode == "polling" and stored != "SQL_ASCII" else stored
-
-
 def print_whole_names(session: Session) -> None:
     """Clear the search path, so that the server prints types with their schema in lines as in the catalog."""
     command(session.pgconn, "SET search_path TO ''", "clearing the search path")
 
 
+@dataclass
 class WatchedCatalog:
     """A catalog that checks, whenever a table is announced, whether the publication is as when it was last read.
 
     PostgreSQL announces a table again with its first change after its publication was altered.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        publication: str,
-        members: Mapping[str, Member],
-        course: Callable[[str], TableTimeline | None],
-    ) -> None:
-        self._catalog = SourceCatalog(session)
-        self._session = session
-        self._publication = publication
-        self._members = members
-        self._course = course
-        self._names = {member.oid: name for name, member in members.items() if member.oid is not None}
+    session: Session
+    publication: str
+    members: Mapping[str, Member]
+    course: Callable[[str], TableTimeline | None]
+
+    def __post_init__(self) -> None:
+        self._catalog = SourceCatalog(self.session)
+        self._names = {member.oid: name for name, member in self.members.items() if member.oid is not None}
 
     def __call__(self, oid: int, table: TableName) -> TableFacts:
         """As `SourceCatalog`; raises PublicationAltered."""
-        member, name = self._members.get(str(table)), self._names.get(oid)
+        member, name = self.members.get(str(table)), self._names.get(oid)
         if member is not None or name is not None:
             self._check(oid, table, member)
         facts = self._catalog(oid, table)
-        if name not in {None, str(table)} and (course := self._course(str(name))) is not None and not course.waits:
+        if name not in {None, str(table)} and (course := self.course(str(name))) is not None and not course.waits:
             facts = replace(facts, member=(TableName.parse(str(name)), course.stretches[-1].begins))
         root = facts.published_as
-        if root is not None and (str(table) in self._members or str(root.table) not in self._members):
+        if root is not None and (str(table) in self.members or str(root.table) not in self.members):
             return replace(facts, published_as=None)
         return facts
 
     def _check(self, oid: int, table: TableName, member: Member | None) -> None:
         # if the table or publication is gone, the stream itself shows what follows
-        current_entry = member_of(self._session, self._publication, oid)
+        current_entry = member_of(self.session, self.publication, oid)
         if current_entry is None:
             return
         now, entry = current_entry
@@ -310,7 +273,7 @@ class WatchedCatalog:
         elif member.oid not in {None, oid}:
             text = f"{table} is another table than before: it was renamed or recreated"
         elif entry != member.entry:
-            text = f"publication `{self._publication}` was altered: it publishes table {table} differently than before"
+            text = f"publication `{self.publication}` was altered: it publishes table {table} differently than before"
         else:
             return
         raise PublicationAltered(text)

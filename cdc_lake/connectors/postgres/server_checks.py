@@ -24,17 +24,9 @@ from cdc_lake.control.streams import PendingSlot
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.base import Kind, StreamIdentity
-from cdc_lake.source.postgres import slot
+from cdc_lake.source.postgres import server, slot
 from cdc_lake.source.postgres.connection import Session, connect, pin_host, translate_errors
-from cdc_lake.source.postgres.server import (
-    Product,
-    ServerFacts,
-    holders_named,
-    identify,
-    product_of,
-    timeline_of,
-    wait_for_locks,
-)
+from cdc_lake.source.postgres.server import Product, ServerFacts
 from cdc_lake.source.postgres.slot import SlotFacts
 from cdc_lake.source.primary import Timeline
 from cdc_lake.source.socket_io import Opened, ignore_open
@@ -91,7 +83,7 @@ def check_same(
     identity = StreamIdentity.parse(state.stream)
     check_named_slot(project, state)
     check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
-    timeline = timeline_of(replication, facts.timeline)
+    timeline = server.timeline_of(replication, facts.timeline)
     reader = bronze_reader(project)
     held = check_timeline(timeline, last_timeline(control, state), reader, state)
     check_log_reaches(facts.flushed, reader, held)
@@ -124,7 +116,7 @@ def left_by_a_start(
     """The same without side effects. Raises SourceError."""
     if not existing_slot.two_phase:
         return False
-    intention = intention_of(project, identify(session, project.postgres))
+    intention = intention_of(project, server.identify(session, project.postgres))
     return left_over(existing_slot, intention, state, control_tables(project))
 
 
@@ -165,8 +157,8 @@ def reading(project: Project) -> Iterator[Session]:
     """A read-only SQL session on the source. Raises SourceError; TableLocked if others lock a table for long."""
     with session_of(project) as session:
         session.execute("SET default_transaction_read_only = on")
-        wait_for_locks(session, looks=True)
-        with holders_named(session, project.postgres.tables):
+        server.wait_for_locks(session, looks=True)
+        with server.holders_named(session, project.postgres.tables):
             yield session
 
 
@@ -193,7 +185,7 @@ def limits(session: Session, source: PostgresSource) -> ServerLimits:
     assert row is not None
     level, recovery, slots, slots_used, senders, senders_used, keep, messages, says = row
     return ServerLimits(
-        product_of(source, str(says), session.info.server_version),
+        server.product_of(source, str(says), session.info.server_version),
         str(level),
         bool(recovery),
         int(str(slots)),

@@ -32,65 +32,27 @@ with the statement. A publication that another pipeline created, and that the fi
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 
-import pyarrow as pa
-
-from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
+from cdc_lake.connectors import table_sync
+from cdc_lake.connectors.base import ReceiverContext
 from cdc_lake.connectors.failover import last_timeline, note_timeline
 from cdc_lake.connectors.open_stream import codec_by_name
-from cdc_lake.connectors.postgres.decoding import (
-    by_publication,
-    carried_tables,
-    chosen_tables,
-    declared_filters,
-    filters,
-    in_database,
-    needs_two_phase,
-    plugin_options,
-)
+from cdc_lake.connectors.postgres import decoding
 from cdc_lake.connectors.postgres.server_checks import SessionFactory, check_same, intention_of, left_over
 from cdc_lake.connectors.postgres.server_checks import tables as table_facts
-from cdc_lake.connectors.snapshot_copy import (
-    CopyPoint,
-    Part,
-    Stopped,
-    TableCopy,
-    chunk_rows,
-    copy_tables,
-    expected_rows,
-    pace_of,
-)
-from cdc_lake.connectors.table_sync import (
-    TableChanges,
-    changes_of,
-    last_members,
-    leave,
-    moved_tables,
-    newcomers,
-    note_members,
-    renamed_tables,
-    report_renamed,
-)
+from cdc_lake.connectors.snapshot_copy import Stopped, TableCopy, chunk_rows, copy_tables
+from cdc_lake.connectors.table_sync import TableChanges
+from cdc_lake.control import streams
 from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.snapshots import STARTED, CopiedTable, copy_name, courses, finished_tables, snapshot_id
-from cdc_lake.control.streams import (
-    PendingSlot,
-    begin_stream,
-    check_unfinished,
-    finish_copy,
-    last_epoch,
-    record_copy,
-    starts_over,
-)
-from cdc_lake.decode.encoding import Codec
+from cdc_lake.control.streams import PendingSlot
 from cdc_lake.errors import (
     NoFreeSlot,
     NoReplicaIdentity,
@@ -104,16 +66,16 @@ from cdc_lake.errors import (
 )
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Lsn
-from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import PUBLICATION_ALTERED, SLOT_KEPT, TABLE_COPIED, failpoint
-from cdc_lake.source.base import PublishedTable, StreamIdentity, chooses
+from cdc_lake.source.base import StreamIdentity, chooses
 from cdc_lake.source.postgres import publication, slot, snapshot
 from cdc_lake.source.postgres.catalog import check_identities, relation_of
 from cdc_lake.source.postgres.connection import Session, for_replication
 from cdc_lake.source.postgres.publication import check_filtered
 from cdc_lake.source.postgres.server import ServerFacts, identify, timeline_of
-from cdc_lake.source.postgres.snapshot import Range, create_slot_with_snapshot, ranges_of
+from cdc_lake.source.postgres.snapshot import create_slot_with_snapshot, ranges_of
 from cdc_lake.source.primary import Timeline
 from cdc_lake.source.socket_io import Opened, ignore_open
 from cdc_lake.tables.control_tables import ControlTables
@@ -121,135 +83,95 @@ from cdc_lake.tables.control_tables import ControlTables
 _RECORD_EVERY = 1.0  # seconds: small tables are recorded together
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotCopy:
-    """An attempt to copy: source and destination. `dial` opens sessions besides `session`."""
-
-    project: Project
-    session: Session
-    dial: Callable[[str], Session]
-    bronze: BronzeWriter
-    control: ControlTables
-    state: StreamCheckpoint
-    stop: threading.Event
-    report: ProgressReporter
-
-
 def copy_published(
-    attempt: SnapshotCopy, exported_slot: slot.ExportedSlot, copied_tables: Sequence[CopiedTable]
+    context: ReceiverContext,
+    session: Session,
+    dial: Callable[[str], Session],
+    state: StreamCheckpoint,
+    exported_slot: slot.ExportedSlot,
+    copied_tables: Sequence[CopiedTable],
 ) -> list[CopiedTable]:
     """Copy every published table that is not complete; returns all that are complete then.
 
-    Each table is recorded when it is complete. Raises SourceError, LakeError, Stopped.
+    Complete tables are recorded, so that a later attempt need not copy them. Raises SourceError, LakeError, Stopped.
     """
-    have = {copied.relation for copied in copied_tables}
-    recorder = _Recorder(attempt, list(copied_tables))
-    copy_some(
-        attempt, exported_slot, lambda table: table not in have, _name(attempt.state, exported_slot), recorder.add
-    )
-    return recorder.copied_tables
+    have, complete = {copied.relation for copied in copied_tables}, list(copied_tables)
+    recorded_at = -_RECORD_EVERY
+
+    def record(table: CopiedTable) -> None:
+        nonlocal recorded_at
+        complete.append(table)
+        if time.monotonic() - recorded_at >= _RECORD_EVERY:
+            streams.record_copy(context.control, state, STARTED, complete)
+            recorded_at = time.monotonic()
+            failpoint(TABLE_COPIED)
+
+    # chunks are counted per name; no two slots have one position, because each waits for a WAL record of its own
+    name, position = snapshot_id(state.epoch), exported_slot.consistent.value
+    if position != state.upto:
+        name = f"{name}-{position}"
+    copy_some(context, session, dial, exported_slot, lambda table: table not in have, name, record)
+    return complete
 
 
 def copy_some(
-    attempt: SnapshotCopy,
+    context: ReceiverContext,
+    session: Session,
+    dial: Callable[[str], Session],
     exported_slot: slot.ExportedSlot,
     chosen: Callable[[TableName], bool],
     name: str,
-    finished: Callable[[CopiedTable], None] | None = None,
+    finished: Callable[[CopiedTable], None] = lambda _: None,
 ) -> tuple[CopiedTable, ...]:
     """Copy the selected published tables, in the slot's snapshot, under a name; `finished`: called for each complete
-    one. Raises SourceError, LakeError, Stopped.
+    one; `dial`: opens sessions besides `session`. Raises SourceError, LakeError, Stopped.
     """
-    project, limits = attempt.project, attempt.project.pipeline.snapshot
+    project = context.project
+    limits = project.pipeline.snapshot
     with ExitStack() as opened:
         several = limits.parallelism > 1
-        inside = opened.enter_context(snapshot.import_snapshot(attempt.session, exported_slot.snapshot, others=several))
-        left = {table.table: table for table in carried_tables(project, inside) if chosen(table.table)}
+        inside = opened.enter_context(snapshot.import_snapshot(session, exported_slot.snapshot, others=several))
+        left = {table.table: table for table in decoding.carried_tables(project, inside) if chosen(table.table)}
         # the server sends UTF-8, or any bytes from a database in SQL_ASCII
-        reading = _Reading(left, chunk_rows(limits), codec_by_name(project, "SQL_ASCII"))
-        relations = [relation_of(inside, table.table, table.columns) for table in left.values()]
-        copies = [TableCopy(relation, reading.parts(inside, relation, several=several)) for relation in relations]
-        expected = expected_rows(table_facts(inside, list(left)))
+        rows, codec, copies = chunk_rows(limits), codec_by_name(project, "SQL_ASCII"), []
+        for table in left.values():
+            relation = relation_of(inside, table.table, table.columns)
+            read = partial(
+                snapshot.read_chunks, relation=relation, row_filter=table.row_filter, chunk_rows=rows, codec=codec
+            )
+            ranges = ranges_of(inside, relation, rows) if several else ()
+            copies.append(TableCopy(relation, [partial(read, within=row_range) for row_range in ranges or (None,)]))
+        facts = table_facts(inside, list(left))
         readers = [inside]
         for _ in range(min(limits.parallelism, sum(len(copy.parts) for copy in copies)) - 1):
-            other = opened.enter_context(closing(attempt.dial("copy")))
+            other = opened.enter_context(closing(dial("copy")))
             readers.append(opened.enter_context(snapshot.import_snapshot(other, exported_slot.snapshot, others=True)))
-        point = CopyPoint(name, exported_slot.consistent.value)
-        return copy_tables(
-            copies, readers, attempt.bronze, point, attempt.stop, attempt.report, expected, pace_of(limits), finished
-        )
-
-
-def _name(state: StreamCheckpoint, exported_slot: slot.ExportedSlot) -> str:
-    """The name of an attempt's snapshot in bronze, from the slot's position: chunks are counted per name. No two slots
-    have one position, because each waits for a WAL record of its own.
-    """
-    first, point = snapshot_id(state.epoch), exported_slot.consistent.value
-    return first if point == state.upto else f"{first}-{point}"
-
-
-@dataclass
-class _Recorder:
-    """Records complete tables, so that a later attempt need not copy them."""
-
-    attempt: SnapshotCopy
-    copied_tables: list[CopiedTable]
-    recorded_at: float = -_RECORD_EVERY
-
-    def add(self, table: CopiedTable) -> None:
-        self.copied_tables.append(table)
-        if time.monotonic() - self.recorded_at >= _RECORD_EVERY:
-            record_copy(self.attempt.control, self.attempt.state, STARTED, self.copied_tables)
-            self.recorded_at = time.monotonic()
-            failpoint(TABLE_COPIED)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """How published tables are read in a snapshot."""
-
-    carried: Mapping[TableName, PublishedTable]
-    chunk_rows: int
-    codec: Codec
-
-    def parts(self, session: Session, relation: Relation, *, several: bool) -> Sequence[Part[Session]]:
-        """The parts of a table; `several`: there is more than one reader."""
-        ranges = ranges_of(session, relation, self.chunk_rows) if several else ()
-        return [partial(self._read, relation=relation, within=row_range) for row_range in ranges or (None,)]
-
-    def _read(self, session: Session, relation: Relation, within: Range | None) -> Iterator[pa.ChunkedArray]:
-        return snapshot.read_chunks(
-            session,
-            relation,
-            row_filter=self.carried[relation.table].row_filter,
-            chunk_rows=self.chunk_rows,
-            codec=self.codec,
-            within=within,
-        )
+        position = exported_slot.consistent.value
+        return copy_tables(context, copies, readers, name, position, facts, finished)
 
 
 def table_changes(project: Project, session: Session, state: StreamCheckpoint, control: ControlTables) -> TableChanges:
     """Compare the tables of the stream with the source. Raises SourceError, LakeError."""
     table_courses = courses(control.snapshots(), state.stream)
-    carries = carried_tables(project, session)
+    carries = decoding.carried_tables(project, session)
     carried_names, copies = {source_table.table for source_table in carries}, project.pipeline.snapshot.copies
-    members = last_members(control, state)
-    other = moved_tables(carries, members) if copies else frozenset()
-    existing = in_database(project, session)
+    members = table_sync.last_members(control, state)
+    other = table_sync.moved_tables(carries, members) if copies else frozenset()
+    existing = decoding.in_database(project, session)
     try:
-        chosen = chosen_tables(project, session)
+        chosen = decoding.chosen_tables(project, session)
     except NoTableMatches:  # a table was dropped at the source: its rows are in bronze
         other = frozenset(
             table for table in other if str(table) in table_courses and not table_courses[str(table)].waits
         )
-        gone = changes_of((), (), existing, table_courses, (), published=False, read=members)
+        gone = table_sync.changes_of((), (), existing, table_courses, (), published=False, read=members)
         return TableChanges(waiting=tuple(sorted(other)), left=gone.left, moved=other, dropped=gone.dropped)
     new = {table for table in carried_names.intersection(chosen) if str(table) not in table_courses}
     came: set[TableName] = set()
     if new and copies:
-        came = newcomers(new, bronze_reader(project).layouts().values())
-    published = by_publication(project)
-    return changes_of(
+        came = table_sync.newcomers(new, bronze_reader(project).layouts().values())
+    published = decoding.by_publication(project)
+    return table_sync.changes_of(
         chosen, carried_names, existing, table_courses, came, published=published, moved=other, read=members
     )
 
@@ -264,29 +186,25 @@ def check_filters(project: Project, session: Session, state: StreamCheckpoint | 
         chooses(project.postgres.tables),
         {} if state is None else courses(control.snapshots(), state.stream),
     )
-    row_filters = filters(
-        project, session, [table for table in in_database(project, session) if takes(table)], table_courses
+    row_filters = decoding.filters(
+        project, session, [table for table in decoding.in_database(project, session) if takes(table)], table_courses
     )
     if publication.publication_exists(session, project.publication):
-        check_filtered(project.publication, carried_tables(project, session), row_filters)
+        check_filtered(project.publication, decoding.carried_tables(project, session), row_filters)
 
 
 def settle_tables(
-    project: Project,
-    session: Session,
-    state: StreamCheckpoint,
-    control: ControlTables,
-    report: ProgressReporter,
-    ends: int,
+    context: ReceiverContext, session: Session, state: StreamCheckpoint, ends: int
 ) -> tuple[TableName, ...]:
     """Adapt records and publication to `source.tables`; returns the tables to be copied. Nobody may read the stream
     meanwhile. `ends`: a position at or after everything committed by now. Raises SourceError, LakeError.
     """
+    project, control, report = context.project, context.control, context.report
     changes = table_changes(project, session, state, control)
     check_filters(project, session, state, control)
     copies, may = project.pipeline.snapshot.copies, alterable(project)
     came = [table for table in changes.lacking if not may or _has_identity(session, table, report)]
-    leave(changes, (*came, *changes.waiting) if copies else (), control, state, report, ends)
+    table_sync.leave(changes, (*came, *changes.waiting) if copies else (), control, state, report, ends)
     added = [table for table in came if may and _alter_publication(project, session, "ADD", table, report)]
     for table in changes.extra if may else ():
         _alter_publication(project, session, "DROP", table, report)
@@ -294,50 +212,48 @@ def settle_tables(
     for table in sorted(changes.moved):
         what = (
             f"publication `{project.publication}` was altered"
-            if by_publication(project)
+            if decoding.by_publication(project)
             else "it was renamed or recreated"
         )
         report(_connect_event(f"{what}: table {table} is copied again"))
     for table in came if not may else ():
-        statement = publication.altering(project.publication, "ADD", table, filters=declared_filters(project))
+        statement = publication.altering(project.publication, "ADD", table, filters=decoding.declared_filters(project))
         text = f"table {table} matches `source.tables` but is not captured: {statement}, then start again"
         report(_connect_event(text))
-    _note_members(project, session, state, control, report)
+    _note_members(context, session, state)
     waits = (table for table in added if copies or table in changes.left)
     return (*waits, *changes.waiting)
 
 
-def _note_members(
-    project: Project, session: Session, state: StreamCheckpoint, control: ControlTables, report: ProgressReporter
-) -> None:
+def _note_members(context: ReceiverContext, session: Session, state: StreamCheckpoint) -> None:
     """Record the entries of the publication from here on."""
-    carries = carried_tables(project, session)
+    project, control, report = context.project, context.control, context.report
+    carries = decoding.carried_tables(project, session)
     if not project.pipeline.snapshot.copies:
-        members = last_members(control, state)
-        other = moved_tables(carries, members)
+        members = table_sync.last_members(control, state)
+        other = table_sync.moved_tables(carries, members)
         for table in sorted(other):
             text = f"table {table} was renamed or recreated: changes made in between may be missing"
-            if by_publication(project):
+            if decoding.by_publication(project):
                 text = (
                     f"publication `{project.publication}` was altered: changes of table {table} that it did not "
                     "publish are missing"
                 )
             report(ProgressEvent("warning", f"{text}, and `snapshot.mode` disables the copy: cdc-lake resync {table}"))
-        report_renamed(
-            {table: name for table, name in renamed_tables(carries, members).items() if table not in other}, report
+        table_sync.report_renamed(
+            {table: name for table, name in table_sync.renamed_tables(carries, members).items() if table not in other},
+            report,
         )
-    note_members(carries, control, state)
+    table_sync.note_members(carries, control, state)
 
 
 def alterable(project: Project) -> bool:
     """Whether the publication is the pipeline's own."""
-    return by_publication(project) and project.postgres.publication is None
+    return decoding.by_publication(project) and project.postgres.publication is None
 
 
 def check_maker(project: Project, session: Session) -> None:
-    """Raise PublicationUnfit if the publication of another pipeline is about to be used, unless that pipeline's slot no
-    longer exists.
-    """
+    """Raise PublicationUnfit if the publication of another pipeline whose slot exists is about to be used."""
     name = project.publication
     maker = publication.maker_of(session, name) if alterable(project) else None
     if maker is None or maker.slot == project.slot:
@@ -367,11 +283,13 @@ def _alter_publication(
 ) -> bool:
     """Alter the publication; False if the server refuses, which is reported with the statement."""
     try:
-        publication.alter_publication(session, project.publication, verb, table, filters=declared_filters(project))
+        publication.alter_publication(
+            session, project.publication, verb, table, filters=decoding.declared_filters(project)
+        )
     except TableLocked:
         raise  # not a refusal
     except SourceError as refused:
-        statement = publication.altering(project.publication, verb, table, filters=declared_filters(project))
+        statement = publication.altering(project.publication, verb, table, filters=decoding.declared_filters(project))
         facts = {"code": refused.code}
         report(ProgressEvent("warning", f"{refused.message}; its owner can run: {statement}", facts=facts))
         return False
@@ -388,33 +306,26 @@ _LOOK = 0.05  # seconds between two attempts to take a snapshot that fits the sl
 
 
 def begin(
-    project: Project,
-    session: Session,
-    replication: Session,
-    dial: Callable[[str], Session],
-    facts: ServerFacts,
-    bronze: BronzeWriter,
-    control: ControlTables,
-    stop: threading.Event,
-    report: ProgressReporter,
+    context: ReceiverContext, session: Session, replication: Session, dial: Callable[[str], Session], facts: ServerFacts
 ) -> tuple[StreamCheckpoint, int]:
     """Start a stream, or continue one whose copy was interrupted; returns its state and the rows copied now. `dial`
     opens sessions besides the two. Raises SourceError, LakeError, Stopped.
     """
+    project, bronze, control, report = context.project, context.bronze, context.control, context.report
     timeline = timeline_of(replication, facts.timeline)  # first: a snapshot lasts until the next command
     intention = intention_of(project, facts)
-    before = _resumable_copy(project, session, facts, timeline, bronze.state(), control, intention, report)
+    before = _resumable_copy(context, session, facts, timeline, intention)
     ensure_publication(project, session, report)
-    carries = carried_tables(
+    carries = decoding.carried_tables(
         project, session
     )  # before the slot begins, so that later changes of the publication are noticed
     copied_tables: list[CopiedTable] = []
     two_phase_lsn = None
-    if before is None and needs_two_phase(project):
-        intention.record(control, last_epoch(bronze.state(), control))
+    if before is None and decoding.needs_two_phase(project):
+        intention.record(control, streams.last_epoch(bronze.state(), control))
         two_phase_lsn = slot.make_two_phase(session, project.slot, project.postgres.slot.plugin)
         failpoint(SLOT_KEPT)
-    with exported_point(project, session, replication, dial, stop) as exported_slot:
+    with exported_point(context, session, replication, dial) as exported_slot:
         if before is not None:
             state, copied_tables = before, finished_tables(control.snapshots(), before.stream, before.epoch)
             text = (
@@ -423,26 +334,25 @@ def begin(
             )
         else:
             identity = StreamIdentity(facts.system, facts.database, project.slot, exported_slot.consistent)
-            state = begin_stream(identity, (two_phase_lsn or exported_slot.consistent).value, bronze, control)
+            state = streams.begin_stream(identity, (two_phase_lsn or exported_slot.consistent).value, bronze, control)
             note_timeline(timeline, control, state, report)
-            note_members(carries, control, state)
+            table_sync.note_members(carries, control, state)
             if two_phase_lsn is None:
                 _keep(session, exported_slot, project.slot)
             text = f"initial copy as of {exported_slot.consistent}"
         report(ProgressEvent("snapshot", text, facts={"epoch": state.epoch}))
         had = sum(table.rows for table in copied_tables)
         if project.pipeline.snapshot.copies:
-            copied_tables = copy_published(
-                SnapshotCopy(project, session, dial, bronze, control, state, stop, report), exported_slot, copied_tables
-            )
-    return state, finish_copy(control, state, copied_tables, report) - had
+            copied_tables = copy_published(context, session, dial, state, exported_slot, copied_tables)
+    return state, streams.finish_copy(control, state, copied_tables, report) - had
 
 
 @contextmanager
 def exported_point(
-    project: Project, session: Session, replication: Session, dial: Callable[[str], Session], stop: threading.Event
+    context: ReceiverContext, session: Session, replication: Session, dial: Callable[[str], Session]
 ) -> Iterator[slot.ExportedSlot]:
     """A temporary slot, and a snapshot of exactly what was committed before its start. Raises SourceError, Stopped."""
+    project = context.project
     plugin = project.postgres.slot.plugin
     if for_replication(replication):
         with _slots_counted(session):
@@ -451,10 +361,13 @@ def exported_point(
         return
 
     def pause() -> None:
-        if stop.wait(_LOOK):
+        if context.stop.wait(_LOOK):
             raise Stopped
 
-    tables, options = [table.table for table in carried_tables(project, session)], plugin_options(project)
+    tables, options = (
+        [table.table for table in decoding.carried_tables(project, session)],
+        decoding.plugin_options(project),
+    )
     with (
         closing(dial("snapshot")) as reading,
         create_slot_with_snapshot(
@@ -490,12 +403,16 @@ def _slots_counted(session: Session) -> Iterator[None]:
 
 def ensure_publication(project: Project, session: Session, report: ProgressReporter) -> None:
     """Check the publication against `tables`, or create it; does nothing if the plugin uses none."""
-    chosen = chosen_tables(project, session)
+    chosen = decoding.chosen_tables(project, session)
     check_identities(session, chosen)
-    if not by_publication(project):
+    if not decoding.by_publication(project):
         return
     check_maker(project, session)
-    name, filtered, conditions = project.publication, filters(project, session, chosen), declared_filters(project)
+    name, filtered, conditions = (
+        project.publication,
+        decoding.filters(project, session, chosen),
+        decoding.declared_filters(project),
+    )
     if publication.publication_exists(session, name):
         published_tables = publication.load_published_tables(session, name)
         publication.check_published(name, (p.table for p in published_tables), chosen, conditions)
@@ -508,25 +425,19 @@ def ensure_publication(project: Project, session: Session, report: ProgressRepor
 
 
 def _resumable_copy(
-    project: Project,
-    session: Session,
-    facts: ServerFacts,
-    timeline: Timeline,
-    state: StreamCheckpoint | None,
-    control: ControlTables,
-    intention: PendingSlot,
-    report: ProgressReporter,
+    context: ReceiverContext, session: Session, facts: ServerFacts, timeline: Timeline, intention: PendingSlot
 ) -> StreamCheckpoint | None:
     """The stream whose copy was interrupted and can continue. Without one, our slot is dropped for a new stream."""
+    project, control, state = context.project, context.control, context.bronze.state()
     existing_slot = slot.find_slot(session, project.slot)
     check_own_bronze(project, state, control)
-    if state is None or starts_over(state, control):
+    if state is None or streams.starts_over(state, control):
         if existing_slot is not None and not left_over(existing_slot, intention, state, control):
             raise unclaimed_slot(project, bronze_reader(project).place, state)
         if existing_slot is not None:
             slot.drop_slot(session, project.slot)
         return None
-    before = check_unfinished(state)
+    before = streams.check_unfinished(state)
     if existing_slot is not None and left_over(existing_slot, intention, state, control):
         slot.drop_slot(session, project.slot)
     elif existing_slot is not None:
@@ -537,11 +448,13 @@ def _resumable_copy(
                 f"slot `{project.slot}` is not the one created for {state.stream}: it was read by another "
                 "program or recreated"
             )
-        fits = not existing_slot.is_lost and existing_slot.two_phase == needs_two_phase(project)
+        fits = not existing_slot.is_lost and existing_slot.two_phase == decoding.needs_two_phase(project)
         if fits and last_timeline(control, state) == timeline and _same_configuration(state, control):
             return state
         slot.drop_slot(session, project.slot)
-    report(ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: starting a new stream"))
+    context.report(
+        ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: starting a new stream")
+    )
     return None
 
 
@@ -552,23 +465,18 @@ def _same_configuration(state: StreamCheckpoint, control: ControlTables) -> bool
 
 
 def copy_postgres(
-    project: Project,
-    state: StreamCheckpoint,
-    tables: Sequence[TableName],
-    bronze: BronzeWriter,
-    control: ControlTables,
-    stop: threading.Event,
-    report: ProgressReporter,
-    on_open: Opened = ignore_open,
+    context: ReceiverContext, state: StreamCheckpoint, tables: Sequence[TableName], on_open: Opened = ignore_open
 ) -> tuple[str, tuple[CopiedTable, ...]]:
     """Copy the tables of the stream; returns the copy's name. Raises SourceError, LakeError, StateError, Stopped."""
+    project = context.project
     with ExitStack() as opened:
         dial = SessionFactory(project, opened, on_open)
         replication = dial("copy's slot", replication=project.postgres.streams)
-        check_same(project, replication, identify(replication, dial.source), state, control)
+        check_same(project, replication, identify(replication, dial.source), state, context.control)
         session = dial("copy")
-        with exported_point(project, session, replication, dial, stop) as exported_slot:
-            report(ProgressEvent("snapshot", f"copy as of {exported_slot.consistent}", facts={"epoch": state.epoch}))
-            attempt = SnapshotCopy(project, session, dial, bronze, control, state, stop, report)
+        with exported_point(context, session, replication, dial) as exported_slot:
+            context.report(
+                ProgressEvent("snapshot", f"copy as of {exported_slot.consistent}", facts={"epoch": state.epoch})
+            )
             name, chosen = copy_name(state, exported_slot.consistent.value), frozenset(tables)
-            return name, copy_some(attempt, exported_slot, chosen.__contains__, name)
+            return name, copy_some(context, session, dial, exported_slot, chosen.__contains__, name)

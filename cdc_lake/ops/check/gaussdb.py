@@ -59,7 +59,7 @@ from cdc_lake.ops.findings import (
     unchecked_text,
 )
 from cdc_lake.source.base import domain_of
-from cdc_lake.source.gaussdb.catalog import check_identities, check_printing, interval_hint
+from cdc_lake.source.gaussdb.catalog import check_identities, check_printing, interval_hint, tables_in_database
 from cdc_lake.source.gaussdb.server import (
     Effect,
     GaussDbServerFacts,
@@ -172,7 +172,7 @@ def came_and_gone(project: Project, session: WireSession) -> Iterator[CheckLine]
     state, control = bronze_reader(project).state(), control_tables(project)
     if not is_complete(state, control):
         return
-    changes = family_changes(project, session, state, control)
+    changes = family_changes(project, session, tables_in_database(session), state, control)
     yield from table_change_lines(project, changes, publishes=False, placed=copies_have_a_place(state))
 
 

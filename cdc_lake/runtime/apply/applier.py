@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.connectors.wal_budget import ApplyYield, never_yield
+from cdc_lake.connectors.wal_budget import ApplyYield
 from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped, SparkDied
 from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
@@ -174,7 +174,7 @@ def apply(
             spark = start(project)
         approved, listener = ApprovedOperations(allowed), watching(project, report, once=once)
         report = listener.on_progress
-        gives_way = never_yield if once else ApplyYield(project, report)
+        gives_way = bool if once else ApplyYield(project, report)  # with a goal, the receiver is done before it applies
         with (
             listener,
             SpanLoop(

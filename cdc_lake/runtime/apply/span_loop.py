@@ -23,7 +23,6 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.open_stream import backlog
-from cdc_lake.connectors.wal_budget import never_yield
 from cdc_lake.control.cuts import (
     ACTIVE,
     FAILED,
@@ -125,7 +124,7 @@ class SpanLoop:
         *,
         waits: bool = False,
         allowed: Container[str] = frozenset(),
-        gives_way: Callable[[], bool] = never_yield,
+        gives_way: Callable[[], bool] = bool,
         lives: SparkLives | None = None,
     ) -> None:
         self._waits = waits

@@ -106,9 +106,9 @@ def beside_the_stream(project: Project, report: ProgressReporter, *, once: bool)
     with ExitStack() as entered:
         if isinstance(source, PostgresSource) and source.heartbeat is not None and not once:
             # imported here: each type of source needs only its own driver
-            from cdc_lake.connectors.postgres.adapter import Heartbeat  # noqa: PLC0415
+            from cdc_lake.connectors.postgres.adapter import heartbeat  # noqa: PLC0415
 
-            entered.enter_context(Heartbeat(project, source.heartbeat, report))
+            entered.enter_context(heartbeat(project, source.heartbeat, report))
         if source.wal_budget is None:
             yield None
             return

@@ -36,6 +36,7 @@ from cdc_lake.bronze.contract import COMMIT, BronzeWriter, InParts, StreamCheckp
 from cdc_lake.bronze.open import bronze_beside, bronze_reader
 from cdc_lake.bronze.reader import BronzeReader, span_filter
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import ReceiverContext
 from cdc_lake.connectors.factory import copy_again, opened_stream, source_view
 from cdc_lake.connectors.open_stream import PATIENCE, OpenStream, OrderedTransaction, TransactionOrdering, do_nothing
 from cdc_lake.connectors.redaction import (
@@ -258,7 +259,7 @@ def recopy(
     with copy_lease(project.lease):
         number = number_configuration(project, state, control, report)
         bronze = RedactedBronze(bronze_beside(project), redaction_of(project, number))
-        name, copied = copy_again(project, state, tables, bronze, control, stop, report, opened)
+        name, copied = copy_again(ReceiverContext(project, bronze, control, stop, report), state, tables, opened)
         if missing := sorted(set(tables) - {copy.relation for copy in copied}):
             raise TableNotKnown(f"the stream does not contain {', '.join(map(str, missing))}")
         failpoint(RECOPIED)
@@ -291,17 +292,8 @@ def open_stream(
     """
     number = number_configuration(project, bronze.state(), control, report)
     redaction = redaction_of(project, number)
-    with opened_stream(
-        project,
-        RedactedBronze(bronze, redaction),
-        control,
-        stop,
-        report,
-        patience,
-        recopy,
-        first=first,
-        enforce_wal_budget=enforce_wal_budget,
-    ) as stream:
+    context = ReceiverContext(project, RedactedBronze(bronze, redaction), control, stop, report)
+    with opened_stream(context, patience, recopy, first=first, enforce_wal_budget=enforce_wal_budget) as stream:
         tabulate = with_redaction(stream.tabulate, redaction)
         order = DuplicateVerifier(
             stream.ordering,

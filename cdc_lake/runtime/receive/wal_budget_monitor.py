@@ -26,7 +26,7 @@ from cdc_lake.config.model import Batch
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import WalBudget
 from cdc_lake.connectors.base import size
-from cdc_lake.connectors.factory import kept_wal
+from cdc_lake.connectors.factory import slot_care
 from cdc_lake.connectors.snapshot_copy import PeriodicTask
 from cdc_lake.connectors.wal_budget import (
     BudgetLevel,
@@ -65,10 +65,8 @@ class WalBudgetMonitor:
         self._rung = BudgetLevel.CALM
         self._told_at = 0.0
         self._given_up: SlotGivenUp | None = None
-        self._kept_wal = kept_wal(project)
-        self._rounds = PeriodicTask(
-            "cdc-lake-wal", lambda: LOOK_EVERY, self._kept_wal.looking, self._ask, _ignore_error
-        )
+        self._slots = slot_care(project)
+        self._rounds = PeriodicTask("cdc-lake-wal", lambda: LOOK_EVERY, self._slots.looking, self._ask, _ignore_error)
 
     def __enter__(self) -> Self:
         self._marks = self._note.begin()
@@ -95,7 +93,7 @@ class WalBudgetMonitor:
 
     def give_up(self) -> None:
         """Drop the slot, once its reader has ended. Raises SourceError."""
-        self._kept_wal.drop(_PATIENCE)
+        self._slots.drop(self._project.slot, _PATIENCE)
 
     def _ask(self, ask: Callable[[], WalSample | None]) -> None:
         """Take a sample."""

@@ -162,10 +162,10 @@ def identify_by_sql(session: WireSession) -> GaussDbServerFacts:
 
     The database's OID replaces the system identifier if SQL does not return it: two servers may have the same OID.
     """
-    (number,) = _query_single_row(session, "SELECT oid FROM pg_database WHERE datname = current_database()", _DOING)
+    (number,) = query_single_row(session, "SELECT oid FROM pg_database WHERE datname = current_database()", _DOING)
     settings, oid = read_settings(session), f"oid{number}"
     try:
-        (system,) = _query_single_row(session, "SELECT system_identifier FROM pg_control_system()", _DOING)
+        (system,) = query_single_row(session, "SELECT system_identifier FROM pg_control_system()", _DOING)
     except (QueryRefused, SourcePermission):  # there is no such function, or no permission
         system = None
     return GaussDbServerFacts(
@@ -175,11 +175,11 @@ def identify_by_sql(session: WireSession) -> GaussDbServerFacts:
 
 def read_settings(session: WireSession) -> GaussDbSettings:
     """Read the server's settings by SQL. Raises SourceError."""
-    version = parse_version(_query_single_row(session, "SELECT version()", _DOING)[0] or "")
+    version = parse_version(query_single_row(session, "SELECT version()", _DOING)[0] or "")
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
     sql = f"SELECT name, setting FROM pg_settings WHERE name IN ({names})"
     settings = {row[0]: row[1] or "" for row in session.query(sql, doing="reading the server's settings").rows}
-    database, encoding, compatibility = _query_single_row(
+    database, encoding, compatibility = query_single_row(
         session,
         "SELECT datname, getdatabaseencoding(), datcompatibility FROM pg_database WHERE datname = current_database()",
         "reading the database's encoding",
@@ -217,12 +217,12 @@ def check_server(facts: GaussDbServerFacts, place: str) -> None:
 
 def in_recovery(session: WireSession) -> bool:
     """True on a standby."""
-    return _query_single_row(session, "SELECT pg_is_in_recovery()", "asking for the server's role")[0] == "t"
+    return query_single_row(session, "SELECT pg_is_in_recovery()", "asking for the server's role")[0] == "t"
 
 
 def current_lsn(session: WireSession) -> Lsn:
     """The current end of a primary's WAL. Raises SourceError."""
-    row = _query_single_row(session, "SELECT pg_current_xlog_location()", "asking for the end of the WAL")
+    row = query_single_row(session, "SELECT pg_current_xlog_location()", "asking for the end of the WAL")
     return Lsn.parse(row[0] or "")
 
 
@@ -237,14 +237,14 @@ def snapshot_and_csn(session: WireSession, locked: Sequence[str] = ()) -> CsnSna
     session.query("BEGIN ISOLATION LEVEL REPEATABLE READ", doing=doing)
     if locked:
         session.query(f"LOCK TABLE {', '.join(locked)} IN ACCESS SHARE MODE", doing="locking the tables")
-    name, printed = _query_single_row(session, "SELECT * FROM pg_export_snapshot_and_csn()", doing)
+    name, printed = query_single_row(session, "SELECT * FROM pg_export_snapshot_and_csn()", doing)
     return CsnSnapshot(name or "", Csn(_whole_csn(int(printed or "", 16), near)))
 
 
 def _next_csn(session: WireSession) -> int | None:
     """Approximately the next CSN of the server; None if unavailable."""
     try:
-        row = _query_single_row(
+        row = query_single_row(
             session, "SELECT int8in(xidout(next_csn)) FROM gs_get_next_xid_csn()", "asking for the next CSN"
         )
     except QueryRefused:
@@ -261,7 +261,8 @@ def _whole_csn(printed: int, near: int | None) -> int:
     return min(candidates, key=lambda csn: abs(csn - near))
 
 
-def _query_single_row(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:
+def query_single_row(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:
+    """The row that a query returns. Raises StreamProtocol if it is not one."""
     rows = session.query(sql, doing=doing).rows
     if len(rows) != 1:
         raise StreamProtocol(f"{doing}: the server returned {len(rows)} rows", where=session.place)
