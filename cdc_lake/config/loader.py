@@ -79,7 +79,9 @@ class References:
                     raise _Unresolved(Problem.REFERENCE, "a reference is not closed by `}`", _GRAMMAR)  # noqa: TRY301
                 pieces.append(self._value(m["body"]))
             except _Unresolved as missing:
-                place, hint = _shift(node.mark, m.start(), node), missing.hint
+                place, hint = node.mark, missing.hint
+                if node.plain and "\n" not in text:
+                    place = Mark(place.file, place.line, place.column + m.start())
                 if missing.problem is Problem.ENV_MISSING and is_secret(path):
                     hint = f"`export {m['body'].removeprefix('env:')}=…`, or keep it in a file: ${{file:secrets/NAME}}"
                 diagnostic = Diagnostic(Severity.ERROR, missing.problem, missing.summary, place.location(path), hint)
@@ -149,11 +151,6 @@ class References:
         return self.secrets(scope, key)
 
 
-def _shift(mark: Mark, by: int, node: ScalarNode) -> Mark:
-    """The place of a reference inside a plain scalar of one line; the scalar's own place otherwise."""
-    return Mark(mark.file, mark.line, mark.column + by) if node.plain and "\n" not in node.text else mark
-
-
 PIPELINES = "pipelines"
 CONF = "conf"
 
@@ -163,16 +160,16 @@ def load_project(file: Path, *, environment: str | None = None, secrets: Secrets
 
     `secrets` looks up `${secret:scope/key}` where the platform has a store. Raises ConfigInvalid with every problem.
     """
-    loaded = _load(Path(file), environment, secrets)
-    if loaded.pipeline is None:
-        raise ConfigInvalid(loaded.diagnostics)
+    pipeline, diagnostics, origins = _load(Path(file), environment, secrets)
+    if pipeline is None:
+        raise ConfigInvalid(diagnostics)
     return Project(
-        pipeline=loaded.pipeline,
+        pipeline=pipeline,
         file=Path(file).resolve(),
-        root=loaded.root,
+        root=project_root(Path(file)),
         environment=environment,
-        origins=loaded.origins,
-        warnings=tuple(d for d in loaded.diagnostics if d.code == Problem.RENAMED),
+        origins=origins,
+        warnings=tuple(d for d in diagnostics if d.code == Problem.RENAMED),
     )
 
 
@@ -180,7 +177,7 @@ def validate(
     files: Sequence[Path], *, environment: str | None = None, secrets: Secrets | None = None
 ) -> list[Diagnostic]:
     """Everything wrong with these pipeline files, warnings included; empty where all is well."""
-    diagnostics = [d for file in files for d in _load(Path(file), environment, secrets).diagnostics]
+    diagnostics = [d for file in files for d in _load(Path(file), environment, secrets)[1]]
     return list(dict.fromkeys(diagnostics))
 
 
@@ -190,32 +187,25 @@ def project_root(file: Path) -> Path:
     return folder.parent if folder.name == PIPELINES else folder
 
 
-@dataclass(slots=True)
-class _Loaded:
-    root: Path
-    pipeline: Pipeline | None = None
-    diagnostics: list[Diagnostic] = field(default_factory=list)
-    origins: dict[str, Origin] = field(default_factory=dict)
-
-
-def _load(file: Path, environment: str | None, secrets: Secrets | None) -> _Loaded:
-    loaded = _Loaded(project_root(file))
-    tree, loaded.diagnostics = read_tree(file, environment)
+def _load(
+    file: Path, environment: str | None, secrets: Secrets | None
+) -> tuple[Pipeline | None, list[Diagnostic], dict[str, Origin]]:
+    tree, diagnostics = read_tree(file, environment)
     if tree is None:
-        return loaded
-    loaded.diagnostics += rename_settings(tree)
-    references = References(loaded.root, secrets)
+        return None, diagnostics, {}
+    diagnostics += rename_settings(tree)
+    references = References(project_root(file), secrets)
     references.resolve(tree)
     pipeline, problems = check(tree)
-    loaded.diagnostics += [*references.diagnostics, *problems, *cross_field(tree), *secret_rules(tree, loaded.root)]
-    loaded.diagnostics.sort(key=reading_order(display(file)))
-    if not any(d.severity is Severity.ERROR for d in loaded.diagnostics):
-        loaded.pipeline = pipeline
+    diagnostics += [*references.diagnostics, *problems, *cross_field(tree), *secret_rules(tree, references.root)]
+    diagnostics.sort(key=reading_order(display(file)))
+    origins = {}
     for path, node, _ in nodes(tree):
         if not isinstance(node, MappingNode):
             through = node.references if isinstance(node, ScalarNode) else ()
-            loaded.origins[path] = Origin(node.mark.file, node.mark.line, node.mark.column, through)
-    return loaded
+            origins[path] = Origin(node.mark.file, node.mark.line, node.mark.column, through)
+    failed = any(d.severity is Severity.ERROR for d in diagnostics)
+    return None if failed else pipeline, diagnostics, origins
 
 
 def rename_settings(tree: MappingNode) -> Iterator[Diagnostic]:
@@ -251,11 +241,8 @@ def reading_order(first: str) -> Callable[[Diagnostic], tuple[bool, str, int, in
 
 def display(file: Path) -> str:
     """A file as it is shown: below the working directory from there, otherwise in full."""
-    full = file.resolve()
-    try:
-        return full.relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return str(full)
+    full, folder = file.resolve(), Path.cwd()
+    return full.relative_to(folder).as_posix() if full.is_relative_to(folder) else str(full)
 
 
 def read_tree(file: Path, environment: str | None) -> tuple[MappingNode | None, list[Diagnostic]]:
