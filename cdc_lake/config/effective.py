@@ -18,14 +18,13 @@ from cdc_lake.config.fields import BYTES, MILLISECONDS, format_bytes, format_mil
 from cdc_lake.config.loader import References, bodies, display, project_root, read_tree, reading_order
 from cdc_lake.config.project import Origin, Project, effective_options
 from cdc_lake.config.schema import check
-from cdc_lake.config.secrets import is_secret
+from cdc_lake.config.secrets import CATALOG, is_secret
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.validation.source import cross_field
-from cdc_lake.config.yaml_tree import MappingNode, Mark, ScalarNode, join, nodes
+from cdc_lake.config.yaml_tree import Mark, ScalarNode, join, nodes
 from cdc_lake.model.diagnostic import ConfigInvalid, Problem, Severity
 
 MASKED = "••••••"
-_CATALOG = "lake.iceberg.uri"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +49,20 @@ def effective(project: Project) -> tuple[Setting, ...]:
 
 def _derived_values(project: Project) -> dict[str, object]:
     """What an absent value stands for."""
-    return {
-        **_of_source(project),
+    source = project.pipeline.source
+    values: dict[str, object] = {
         "source.slot.name": project.slot,
         "bronze.path": str(project.bronze_address or project.bronze),
-        _CATALOG: project.iceberg_uri,
+        CATALOG: project.iceberg_uri,
         "lake.iceberg.warehouse": project.iceberg_warehouse,
     }
-
-
-def _of_source(project: Project) -> dict[str, object]:
-    source = project.pipeline.source
     if isinstance(source, PostgresSource):
-        return {"source.publication": project.publication if source.slot.plugin == "pgoutput" else None}
-    ports = dict.fromkeys(address.replication_port for address in source.addresses)
-    return {
-        "source.replication_port": ", ".join(map(str, ports)) if source.mode == "stream" else None,
-        "source.slot.output_order": source.slot_order,
-    }
+        values["source.publication"] = project.publication if source.slot.plugin == "pgoutput" else None
+    else:
+        ports = dict.fromkeys(address.replication_port for address in source.addresses)
+        values["source.replication_port"] = ", ".join(map(str, ports)) if source.mode == "stream" else None
+        values["source.slot.output_order"] = source.slot_order
+    return values
 
 
 def _section(project: Project, section: BaseModel, path: str) -> Iterator[Setting]:
@@ -78,7 +73,7 @@ def _section(project: Project, section: BaseModel, path: str) -> Iterator[Settin
             value = effective_options(section)
         if value is None:
             value = _derived_values(project).get(key_path)
-        if key_path == _CATALOG:
+        if key_path == CATALOG:
             value = re.sub(r"(://[^:/@]*):[^@]*@", rf"\1:{MASKED}@", str(value))
         if BYTES in info.metadata and isinstance(value, int):
             yield Setting(key_path, value, format_bytes(value), project.origins.get(key_path))
@@ -177,7 +172,8 @@ def read_deployment(file: Path, environment: str) -> Deployed:
     diagnostics += [d for d in references.diagnostics if d.code not in _ONLY_THERE] + problems
     diagnostics += [d for d in cross_field(tree) if d.code not in _ONLY_THERE]
     diagnostics.sort(key=reading_order(display(file)))
-    name = _name(tree)
+    named = tree.entries.get("pipeline")
+    name = named.text if isinstance(named, ScalarNode) and not named.broken else ""  # known elsewhere only
     if any(d.severity is Severity.ERROR for d in diagnostics) or not name:
         raise ConfigInvalid(diagnostics or references.diagnostics)
     return Deployed(
@@ -188,9 +184,3 @@ def read_deployment(file: Path, environment: str) -> Deployed:
         values=values,
         references=tuple(reference for value in values for reference in value.references()),
     )
-
-
-def _name(tree: MappingNode) -> str:
-    """Its name, empty where that is known elsewhere only."""
-    node = tree.entries.get("pipeline")
-    return node.text if isinstance(node, ScalarNode) and not node.broken else ""
