@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.yaml_tree import MappingNode, Node, ScalarNode, SequenceNode, fault, join
-from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
+from cdc_lake.model.diagnostic import Diagnostic, Problem
 
 VERSIONS = (1,)
 SOURCE_TYPES = ("postgres", "qhb", "gaussdb", "opengauss", "mogdb")
@@ -34,13 +34,8 @@ def check(root: MappingNode) -> tuple[Pipeline | None, list[Diagnostic]]:
     try:
         return Pipeline.model_validate(plain(root)), []
     except ValidationError as bad:
-        first = bad.errors(include_url=False, include_input=False)
-    if not _references_as_text(root, first):
-        return None, _diagnostics(root, first)
-    try:
-        return Pipeline.model_validate(plain(root)), []
-    except ValidationError as bad:
-        return None, _diagnostics(root, bad.errors(include_url=False, include_input=False))
+        errors = bad.errors(include_url=False, include_input=False)
+    return check(root) if _references_as_text(root, errors) else (None, _diagnostics(root, errors))
 
 
 def plain(node: Node, unresolved: Mapping[int, str | None] = MappingProxyType({})) -> Any:
@@ -60,14 +55,9 @@ def _version(root: MappingNode) -> Diagnostic | None:
     node = root.entries.get("version")
     if node is None or (isinstance(node, ScalarNode) and node.value in VERSIONS and not isinstance(node.value, bool)):
         return None
-    written = f" {node.text}" if isinstance(node, ScalarNode) else ""
-    return Diagnostic(
-        Severity.ERROR,
-        Problem.VERSION,
-        f"version{written} of the file format is not supported",
-        node.mark.location("version"),
-        "this cdc-lake reads `version: 1`; a newer file needs a newer cdc-lake",
-    )
+    summary = f"version{f' {node.text}' if isinstance(node, ScalarNode) else ''} of the file format is not supported"
+    hint = "this cdc-lake reads `version: 1`; a newer file needs a newer cdc-lake"
+    return fault(Problem.VERSION, summary, node.mark, "version", hint)
 
 
 def _references_as_text(root: MappingNode, errors: list[ErrorDetails]) -> bool:
@@ -119,9 +109,9 @@ def _diagnose(  # noqa: PLR0911  # one return a kind of problem
     if kind == "extra_forbidden":
         return _unknown_key(root, loc)
     if kind == "missing" or (kind == "union_tag_not_found" and isinstance(node, MappingNode)):
-        name = str(loc[-1]) if kind == "missing" else _tag_of(path)
+        tag, choices = ("type", ", ".join(SOURCE_TYPES)) if path == "source" else ("rule", "the kind of rule")
+        name, hint = (str(loc[-1]), _describe(loc)) if kind == "missing" else (tag, f"add `{tag}: …`: {choices}")
         place = f" in `{path}`" if path else ""
-        hint = _describe(loc) if kind == "missing" else f"add `{name}: …`: {_choices(path)}"
         return fault(Problem.MISSING_KEY, f"`{name}` is missing{place}", node.mark, join(path, name), hint)
     if kind == "union_tag_invalid" and path == "source" and isinstance(node, MappingNode):
         return _source_type(node.entries["type"], join(path, "type"))
@@ -133,14 +123,6 @@ def _diagnose(  # noqa: PLR0911  # one return a kind of problem
         return fault(Problem.RULE_OF_TABLE, summary, node.mark, path, "remove `on_fail`, or write `on_fail: warn`")
     summary, hint = _value(errors, node)
     return fault(Problem.VALUE, summary, node.mark, path, hint)
-
-
-def _tag_of(path: str) -> str:
-    return "type" if path == "source" else "rule"
-
-
-def _choices(path: str) -> str:
-    return ", ".join(SOURCE_TYPES) if path == "source" else "the kind of rule"
 
 
 def _source_type(node: Node, path: str) -> Diagnostic:
@@ -158,7 +140,9 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
     known_keys = list(_keys(model)) if model is not None else []
     present_keys = parent.keys if isinstance(parent, MappingNode) else {}
     close = difflib.get_close_matches(name, known_keys, n=1, cutoff=0.6)
-    if parent_path == "source" and (elsewhere := _source_types_with(name)):
+    sources = [m for m in (PostgresSource, FamilySource) if parent_path == "source" and name in _keys(m)]
+    if types := [str(tag) for source in sources for tag in _tags(source)]:
+        elsewhere = " or ".join(filter(None, [", ".join(types[:-1]), types[-1]]))
         hint = f"`{name}` is a key of `type: {elsewhere}`"
     elif close and close[0] in present_keys:
         hint = f"`{close[0]}` is on line {present_keys[close[0]].line}: did you mean that one?"
@@ -167,21 +151,9 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
     else:
         hint = f"known keys: {', '.join(known_keys)}"
     place = f" in `{parent_path}`" if parent_path else ""
-    word = _first_word(name)
+    first_word = re.split(r"[^\w-]", name, maxsplit=1)[0]  # `password:secret` without a blank is a key too
+    word = name if first_word == name else f"{first_word}…"
     return fault(Problem.UNKNOWN_KEY, f"unknown key `{word}`{place}", mark, join(parent_path, word), hint)
-
-
-def _first_word(name: str) -> str:
-    """A key as it is shown: `password:secret` without a blank is a key too."""
-    word = re.match(r"[\w-]*", name)
-    return name if word is None or word[0] == name else f"{word[0]}…"
-
-
-def _source_types_with(name: str) -> str:
-    """The kinds of source that have a key."""
-    sources = (PostgresSource, FamilySource)
-    types = [str(t) for model in sources if name in _keys(model) for t in _tags(model)]
-    return " or ".join(filter(None, [", ".join(types[:-1]), *types[-1:]]))
 
 
 _PLAIN_TYPES = {
@@ -215,12 +187,12 @@ def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: 
                 "table again, which ends that"
             )
         case "literal_error" | "enum":
-            return f"expected {context.get('expected', 'another word')}", _closest(
-                node, str(context.get("expected", ""))
-            )
+            hint = _closest(node, str(context.get("expected", "")))
+            return f"expected {context.get('expected', 'another word')}", hint
         case "union_tag_invalid":
-            expected = str(context.get("expected_tags", ""))
-            return f"`{_scalar_text(node, 'rule')}` is not a kind of rule", _closest_tag(node, expected)
+            rule, expected = _scalar_text(node, "rule"), str(context.get("expected_tags", ""))
+            hint = f"it is now called `{_RENAMED_RULES[rule]}`" if rule in _RENAMED_RULES else _closest(node, expected)
+            return f"`{rule}` is not a kind of rule", hint or f"known rules: {expected.replace(chr(39), '`')}"
         case "greater_than_equal":
             return f"expected at least {context['ge']}", ""
         case "less_than_equal":
@@ -269,12 +241,6 @@ def _closest(node: Node, expected: str) -> str:
     words = [w.strip(" '") for w in expected.replace(" or ", ",").split(",")]
     close = difflib.get_close_matches(_scalar_text(node, "rule"), [w for w in words if w], n=1, cutoff=0.6)
     return f"did you mean `{close[0]}`?" if close else ""
-
-
-def _closest_tag(node: Node, expected: str) -> str:
-    if (now := _RENAMED_RULES.get(_scalar_text(node, "rule"))) is not None:
-        return f"it is now called `{now}`"
-    return _closest(node, expected) or f"known rules: {expected.replace(chr(39), '`')}"
 
 
 def _describe(loc: tuple[int | str, ...]) -> str:
@@ -331,29 +297,22 @@ RENAMED: Final = {
     "silver.cuts.promise_every": "pin_every",
 }
 """Path of a setting as 0.3 calls it → its name. To be removed after 0.4."""
-SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _REFERENCE = {"type": "string", "pattern": r"^\$\{(env|file|secret):[^{}]+\}$", "description": "A reference."}
 
 
 def json_schema() -> dict[str, Any]:
     """The schema. Where a number, a choice or a form is wanted a reference is allowed too."""
-    schema = Pipeline.model_json_schema(by_alias=True, mode="validation")
-    opened = _open_to_references(schema)
+    opened = _open_to_references(Pipeline.model_json_schema(by_alias=True, mode="validation"))
     for path, name in RENAMED.items():
-        section = _schema_of(opened, path.split(".")[:-1])["properties"]
-        former = {key: value for key, value in section[name].items() if key != "default"}
-        section[path.rpartition(".")[2]] = {**former, "deprecated": True, "description": f"Renamed to `{name}`."}
-    return {"$schema": SCHEMA_DIALECT, **opened}
-
-
-def _schema_of(schema: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
-    """The schema of a section, through references to definitions."""
-    section: Any = schema
-    for name in path:
-        section = section["properties"][name]
-        section = schema["$defs"][section["$ref"].rpartition("/")[2]] if "$ref" in section else section
-    found: dict[str, Any] = section
-    return found
+        *sections, former = path.split(".")
+        properties = opened["properties"]
+        for section in sections:
+            schema = properties[section]
+            schema = opened["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+            properties = schema["properties"]
+        same = {key: value for key, value in properties[name].items() if key != "default"}
+        properties[former] = {**same, "deprecated": True, "description": f"Renamed to `{name}`."}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **opened}
 
 
 def _open_to_references(node: Any) -> Any:
