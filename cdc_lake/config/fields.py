@@ -37,17 +37,13 @@ def _bytes(value: object) -> int:
     return _parse(value, _UNITS, "32 MiB")
 
 
-def _milliseconds(value: object) -> int:
+def parse_milliseconds(value: object) -> int:
+    """A length of time as people write it, `90 d`. Raises ValueError."""
     return _parse(value, _TIMES, "200 ms")
 
 
-def parse_milliseconds(text: str) -> int:
-    """A length of time as people write it, `90 d`. Raises ValueError."""
-    return _milliseconds(text)
-
-
 BYTES = BeforeValidator(_bytes, json_schema_input_type=int | str)
-MILLISECONDS = BeforeValidator(_milliseconds, json_schema_input_type=int | str)
+MILLISECONDS = BeforeValidator(parse_milliseconds, json_schema_input_type=int | str)
 
 Bytes = Annotated[int, BYTES, Field(ge=1, examples=["32 MiB"])]
 """A number of bytes, written with a unit."""
@@ -181,7 +177,6 @@ def captures(patterns: Sequence[str], table: TableName) -> bool:
     return captured
 
 
-ANY = "*"
 _PLAIN = re.compile(r"[A-Za-z0-9_$#@ ]+")
 """Names that can be written in every mode: ASCII, since the server compares bytes of its own encoding."""
 
@@ -192,25 +187,24 @@ def white_list(patterns: Sequence[str]) -> str | None:
     Names with a wildcard inside or a character the list cannot hold become `*`: the list may let through more than
     the patterns take in, never less. Patterns that take tables out are left to the receiver.
     """
-    entries = dict.fromkeys(_entry(p) for p in patterns if not p.startswith("!"))
+    required = [_required_entry(p) for p in patterns if not p.startswith("!")]
+    entries = dict.fromkeys(tuple(part if _PLAIN.fullmatch(part) else _ANY for part in entry) for entry in required)
     remaining = [e for e in entries if not any(other != e and covers(other, e) for other in entries)]
-    return (
-        None
-        if not remaining or (ANY, ANY) in remaining
-        else ",".join(f"{schema}.{table}" for schema, table in remaining)
-    )
+    if not remaining or (_ANY, _ANY) in remaining:
+        return None
+    return ",".join(".".join(entry) for entry in remaining)
 
 
 def find_uncovered(listed: str, patterns: Sequence[str]) -> list[str]:
     """Patterns of `tables` of which a list that somebody wrote does not let through everything."""
-    entries = [(schema, table) for schema, _, table in (e.partition(".") for e in listed.split(","))]
+    entries = [entry.split(".") for entry in listed.split(",")]
     positive = [p for p in patterns if not p.startswith("!")]
     return [p for p in positive if not any(covers(entry, _required_entry(p)) for entry in entries)]
 
 
-def covers(entry: tuple[str, str], other: tuple[str, str]) -> bool:
+def covers(entry: Sequence[str], other: Sequence[str]) -> bool:
     """Whether an entry lets through everything that another does."""
-    return all(a in (ANY, b) for a, b in zip(entry, other, strict=True))
+    return all(a in (_ANY, b) for a, b in zip(entry, other, strict=True))
 
 
 def wrong_entry(listed: str) -> str | None:
@@ -218,21 +212,12 @@ def wrong_entry(listed: str) -> str | None:
     for entry in listed.split(","):
         schema, dot, table = entry.partition(".")
         right = dot and schema and table and "." not in table and not re.search(r"\s", entry)
-        if not right or any(ANY in part and part != ANY for part in (schema, table)):
+        if not right or any(_ANY in part and part != _ANY for part in (schema, table)):
             return entry
     return None
 
 
-def _entry(pattern: str) -> tuple[str, str]:
-    schema, table = _required_entry(pattern)
-    return (schema if _PLAIN.fullmatch(schema) else ANY, table if _PLAIN.fullmatch(table) else ANY)
-
-
-def _required_entry(pattern: str) -> tuple[str, str]:
+def _required_entry(pattern: str) -> list[str]:
     """A pattern's parts, `*` for one that has a wildcard."""
     name = TableName.parse(pattern)
-    return _part(name.schema), _part(name.name)
-
-
-def _part(part: str) -> str:
-    return ANY if re.search(r"[*?]", part) else part
+    return [_ANY if re.search(r"[*?]", part) else part for part in (name.schema, name.name)]
