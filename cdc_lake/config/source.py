@@ -287,7 +287,13 @@ class FamilySource(Section):
     @property
     def addresses(self) -> tuple[Address, ...]:
         """Every server that may be the primary, in the order of the file. Raises ValueError if a host is invalid."""
-        return tuple(self._address(text) for text in ([self.host] if self.host else self.hosts or []))
+        addresses = []
+        for host, own in [(self.host, None)] if self.host else map(host_and_port, self.hosts or ()):
+            if (port := own or self.port) is None:
+                msg = f"no port for host {host}"
+                raise ValueError(msg)
+            addresses.append(Address(host, port, self.replication_port or port + 1))
+        return tuple(addresses)
 
     @property
     def place(self) -> str:
@@ -322,14 +328,6 @@ class FamilySource(Section):
         """Milliseconds between replies in a stream: a third of `sender-timeout`, where that is shorter."""
         timeout = as_number(self.decoding.get("sender-timeout", 0)) or 0
         return min(self.status_interval, timeout // 3) if timeout > 0 else self.status_interval
-
-    def _address(self, text: str) -> Address:
-        host, own = host_and_port(text) if self.hosts else (text, None)
-        port = own or self.port
-        if port is None:
-            msg = f"no port for host {host}"
-            raise ValueError(msg)
-        return Address(host, port, self.replication_port or port + 1)
 
 
 def host_and_port(text: str) -> tuple[str, int | None]:
