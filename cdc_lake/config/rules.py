@@ -335,10 +335,13 @@ def _scan(pattern: str) -> None:
     while position < len(pattern):
         sign = pattern[position]
         if sign == "\\":
-            position += _escape(pattern, position)
+            _check_escape(pattern, position)
+            position += 2
         elif in_set:
-            in_set = _in_set(pattern, position)
-            position += 1
+            if sign == "[" or pattern[position : position + 2] in {"&&", "--", "~~", "||"}:
+                text = rf"`{sign}` in a set is not the same in Java and in Python: write `\{sign}`"
+                raise NotPortable(text, position + 1)
+            position, in_set = position + 1, sign != "]"
         elif sign == "[":
             opened = position + 2 if pattern[position + 1 : position + 2] == "^" else position + 1
             if pattern[opened : opened + 1] == "]":
@@ -346,35 +349,23 @@ def _scan(pattern: str) -> None:
             position, in_set = opened, True
         elif sign == "{":
             if (count_match := _COUNT.match(pattern, position)) is None:
-                raise NotPortable(
-                    r"Java takes `{` for a count: write `{2}`, `{2,}` or `{0,2}`, else `\{`", position + 1
-                )
+                text = r"Java takes `{` for a count: write `{2}`, `{2,}` or `{0,2}`, else `\{`"
+                raise NotPortable(text, position + 1)
             position = count_match.end()
         else:
             _group(pattern, position)
             position += 1
 
 
-def _escape(pattern: str, position: int) -> int:
-    """Judge a backslash; how many characters belong together."""
+def _check_escape(pattern: str, position: int) -> None:
+    """Judge a backslash with the character after it."""
     of = pattern[position + 1]
     if of in _ONE_SIDED_ESCAPES:
-        raise NotPortable(
-            rf"`\{of}` does not mean the same in Java and in Python: {_ONE_SIDED_ESCAPES[of]}", position + 1
-        )
+        text = rf"`\{of}` does not mean the same in Java and in Python: {_ONE_SIDED_ESCAPES[of]}"
+        raise NotPortable(text, position + 1)
     if of.isdigit() and pattern[position + 2 : position + 3].isdigit():
-        raise NotPortable(
-            r"Java and Python read two digits behind `\` differently: put `(?:)` between them", position + 1
-        )
-    return 2
-
-
-def _in_set(pattern: str, position: int) -> bool:
-    """Judge a character of a set; whether the set goes on."""
-    sign = pattern[position]
-    if sign == "[" or pattern[position : position + 2] in {"&&", "--", "~~", "||"}:
-        raise NotPortable(rf"`{sign}` in a set is not the same in Java and in Python: write `\{sign}`", position + 1)
-    return sign != "]"
+        text = r"Java and Python read two digits behind `\` differently: put `(?:)` between them"
+        raise NotPortable(text, position + 1)
 
 
 def _group(pattern: str, position: int) -> None:
