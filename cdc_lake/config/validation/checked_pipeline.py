@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -69,9 +69,6 @@ class Rule:
             yield Finding(self.problem, self.path, self.summary.format(value), self.hint, self.key)
 
 
-RuleFunction: TypeAlias = Callable[["CheckedPipeline"], Iterable[Finding]]
-
-
 class CheckedPipeline:
     """The valid sections of a pipeline file. Reading one that is not valid raises NotApplicable."""
 
@@ -79,7 +76,7 @@ class CheckedPipeline:
         self._nodes = {path: (node, key) for path, node, key in nodes(root)}
         self._pipeline, self._wrong = _valid_sections(root)
 
-    def diagnose(self, rules: Iterable[RuleFunction]) -> Iterator[Diagnostic]:
+    def diagnose(self, rules: Iterable[Callable[[CheckedPipeline], Iterable[Finding]]]) -> Iterator[Diagnostic]:
         """What the rules find, each at its place."""
         for rule in rules:
             try:

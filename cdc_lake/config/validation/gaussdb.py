@@ -102,27 +102,19 @@ class Refusal:
 _PLUGIN_STYLES = {"parallel_binary_decoding": "b", "parallel_text_decoding": "t", "parallel_json_decoding": "j"}
 
 
-def judge_source(source: FamilySource) -> Iterator[Refusal]:
-    """Every broken rule."""
-    yield from _hosts(source)
-    yield from _slot(source)
-    yield from _order(source)
-
-
 def _hosts(source: FamilySource) -> Iterator[Refusal]:
     if (source.host is None) == (source.hosts is None):
         twice = source.host is not None
         summary = "`host` and `hosts` are both set" if twice else "no host is set"
         remedy = "keep one of them" if twice else "add `host: …`, or `hosts: […]` for several"
         yield Refusal(Rule.ONE_HOST, "source.hosts" if twice else "source", summary, remedy, key=twice)
-    without = source.host if source.host is not None else None
+    without = source.host
     for i, text in enumerate(source.hosts or ()):
         try:
             host, port = host_and_port(text)
         except ValueError as bad:
-            yield Refusal(
-                Rule.HOST_PORT, f"source.hosts[{i}]", f"`{text}` is not a valid host: {bad}", "write db1 or db1:8000"
-            )
+            summary = f"`{text}` is not a valid host: {bad}"
+            yield Refusal(Rule.HOST_PORT, f"source.hosts[{i}]", summary, "write db1 or db1:8000")
         else:
             without = host if port is None and without is None else without
     if without is not None and source.port is None:
@@ -183,9 +175,8 @@ def _csn_slot(source: FamilySource, *, polling: bool) -> Iterator[Refusal]:
     path = "source.slot.output_order" if source.slot.output_order else "source.node"
     if polling:
         summary = "SQL functions return LSNs, which have no meaning for a slot in CSN order"
-        other = (
-            "a slot in LSN order" if source.slot.output_order else "a data node: a coordinator has no slot in LSN order"
-        )
+        node = "a data node: a coordinator has no slot in LSN order"
+        other = "a slot in LSN order" if source.slot.output_order else node
         yield Refusal(Rule.POLLING_SLOT, path, summary, f"use `mode: stream`, or {other}")
     if source.order == "lsn":
         summary = "positions of a slot in CSN order are CSNs"
@@ -212,7 +203,8 @@ def judge(source: FamilySource, release: tuple[int, ...] | None = None) -> list[
     """
     if release is None and source.version is not None:
         release = parse_release(source.version)
-    return [*judge_source(source), *_options(source, None if release is None else pad_release(release))]
+    options = _options(source, None if release is None else pad_release(release))
+    return [*_hosts(source), *_slot(source), *_order(source), *options]
 
 
 def _options(source: FamilySource, release: Release | None) -> Iterator[Refusal]:
@@ -297,16 +289,12 @@ def _number(source: FamilySource, release: Release | None, option: Option, value
         high = 2**31 - 1
     if number is None or not option.low <= number <= high:
         summary = f"`{option.name}` must be an integer from {option.low} to {high}"
-        return _refuse(Rule.RANGE, option.name, summary, _default(option))
+        return _refuse(Rule.RANGE, option.name, summary, f"the default is {option.sent_default or option.default}")
     if option.name == "parallel-queue-size" and number & (number - 1):
         nearest = 1 << (number.bit_length() - 1)
         summary = f"`{option.name}` must be a power of two"
         return _refuse(Rule.POWER_OF_TWO, option.name, summary, f"write {nearest} or {nearest * 2}")
     return None
-
-
-def _default(option: Option) -> str:
-    return f"the default is {option.sent_default or option.default}"
 
 
 def _mode(source: FamilySource, name: str) -> Refusal | None:
@@ -431,10 +419,8 @@ def family_rules(pipeline: CheckedPipeline) -> Iterator[Finding]:
         summary = (
             "the stream of a data node has only the rows of its shard, and a part of each transaction across shards"
         )
-        hint, path = (
-            "read through a coordinator, `node: coordinator`, or run one pipeline for each data node",
-            "source.node",
-        )
+        hint = "read through a coordinator, `node: coordinator`, or run one pipeline for each data node"
+        path = "source.node"
         yield Finding(Problem.SOURCE_COMBINATION, path, summary, hint, severity=Severity.WARNING)
         if source.slot_order == "csn" and "slice-id" not in source.decoding:
             summary = "without `slice-id`, a change to a replicated table ends the stream"

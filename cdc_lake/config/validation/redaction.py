@@ -95,11 +95,8 @@ def _uses(entry: SilverTable, path: str) -> Iterator[tuple[str, str, str]]:
     for i, rule in enumerate(entry.rules):
         where = f"{path}.rules[{i}]"
         for n, column in enumerate(named_columns(rule)):
-            yield (
-                "is used by a rule",
-                column,
-                f"{where}.column" if hasattr(rule, "column") else f"{where}.columns[{n}]",
-            )
+            place = f"{where}.column" if hasattr(rule, "column") else f"{where}.columns[{n}]"
+            yield "is used by a rule", column, place
         if isinstance(rule, Monotonic):
             yield "is used by a rule", rule.by, f"{where}.by"
         if isinstance(rule, Expression):

@@ -194,13 +194,19 @@ def _quality_rules(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> 
             case Between() | Length() | RowCount():
                 yield from _bounds(pipeline, rule, where)
             case Regex():
-                yield from _regex(rule, f"{where}.pattern")
+                try:
+                    check_pattern(rule.pattern)
+                except NotPortable as bad:
+                    hint = r"single quotes keep backslashes: pattern: '^\d+$'"
+                    yield Finding(Problem.REGEX, f"{where}.pattern", f"the pattern cannot be used: {bad}", hint)
             case Unique():
                 yield from _named_twice(rule.columns, f"{where}.columns", "column ")
             case ForeignKey():
                 yield from _foreign_key(pipeline, rule, where)
-            case Expectation():
-                yield from _expectation(rule, f"{where}.expectation")
+            case Expectation(expectation=name) if name not in EXPECTATIONS:
+                close = difflib.get_close_matches(name, EXPECTATIONS, n=1, cutoff=0.6)
+                hint = f"did you mean `{close[0]}`?" if close else "docs/reference/rules.md lists them"
+                yield Finding(Problem.RULE_OPTIONS, f"{where}.expectation", f"unknown expectation `{name}`", hint)
             case _:
                 pass
 
@@ -227,14 +233,6 @@ def _is_date(text: str) -> bool:
     return re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?", text) is not None
 
 
-def _regex(rule: Regex, path: str) -> Iterator[Finding]:
-    try:
-        check_pattern(rule.pattern)
-    except NotPortable as bad:
-        hint = r"single quotes keep backslashes: pattern: '^\d+$'"
-        yield Finding(Problem.REGEX, path, f"the pattern cannot be used: {bad}", hint)
-
-
 def _thresholds(rule: RowRule | TableRule, path: str) -> Iterator[Finding]:
     if rule.thresholds is None:
         return
@@ -259,16 +257,4 @@ def _foreign_key(pipeline: CheckedPipeline, rule: ForeignKey, path: str) -> Iter
     yield from pipeline.check_table(rule.references, f"{path}.references")
 
 
-def _expectation(rule: Expectation, path: str) -> Iterator[Finding]:
-    name = rule.expectation
-    if name not in EXPECTATIONS:
-        close = difflib.get_close_matches(name, EXPECTATIONS, n=1, cutoff=0.6)
-        hint = f"did you mean `{close[0]}`?" if close else "docs/reference/rules.md lists them"
-        yield Finding(Problem.RULE_OPTIONS, path, f"unknown expectation `{name}`", hint)
-
-
-SILVER_RULES = (
-    _tables,
-    _groups,
-    *(_each_table(check) for check in (_kind, _columns, _names, _layout, _quality_rules)),
-)
+SILVER_RULES = (_tables, _groups, *(_each_table(check) for check in (_kind, _columns, _names, _layout, _quality_rules)))

@@ -24,9 +24,6 @@ from cdc_lake.model.diagnostic import Diagnostic, Problem
 RESERVED = frozenset({"bronze", "control", "checkpoints", "reports", "scratch", "warehouse"})
 """Folders of a lake that are not namespaces of silver tables."""
 
-_SQL_ADDRESS = r"(sqlite:///|postgresql(\+psycopg)?://)"
-_REST_ADDRESS = r"https?://"
-_WITHOUT_ENCRYPTION = {"disable", "prefer"}
 _DECODING = "source.decoding"
 
 
@@ -101,15 +98,11 @@ def _qhb(pipeline: CheckedPipeline) -> Iterator[Finding]:
         summary = f"QHB {source.version} supports versions 1 to {newest} of the pgoutput protocol"
         yield Finding(problem, f"{_DECODING}.proto_version", summary, "remove `proto_version`")
     if decoding.streaming == "parallel" and newest < PARALLEL:
-        summary, hint = (
-            f"QHB {source.version} does not support `streaming: parallel`",
-            "write `on`: it carries the same changes",
-        )
-        yield Finding(problem, f"{_DECODING}.streaming", summary, hint)
+        summary = f"QHB {source.version} does not support `streaming: parallel`"
+        yield Finding(problem, f"{_DECODING}.streaming", summary, "write `on`: it carries the same changes")
     if decoding.origin == "none" and newest < PARALLEL:
-        yield Finding(
-            problem, f"{_DECODING}.origin", f"QHB {source.version} does not support `origin: none`", "remove it"
-        )
+        summary = f"QHB {source.version} does not support `origin: none`"
+        yield Finding(problem, f"{_DECODING}.origin", summary, "remove it")
     if decoding.two_phase and newest < TWO_PHASE and not _by_test_decoding(pipeline):  # which has it in every release
         hint = "remove it: prepared transactions then arrive at COMMIT PREPARED; or use `plugin: test_decoding`"
         yield Finding(problem, f"{_DECODING}.two_phase", f"QHB {source.version} does not support `two_phase`", hint)
@@ -177,7 +170,8 @@ def _silver_in_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
 
 def _catalog(pipeline: CheckedPipeline) -> Iterator[Finding]:
     catalog = pipeline.lake.iceberg
-    if catalog.uri is not None and not re.match(_REST_ADDRESS if catalog.type == "rest" else _SQL_ADDRESS, catalog.uri):
+    form = r"https?://" if catalog.type == "rest" else r"(sqlite:///|postgresql(\+psycopg)?://)"
+    if catalog.uri is not None and not re.match(form, catalog.uri):
         hint = "for `type: sql` write `postgresql+psycopg://…` or `sqlite:////…`, for `type: rest` `https://…`"
         summary = f"not a valid address of a catalog of `type: {catalog.type}`"
         yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg.uri", summary, hint)
@@ -203,7 +197,7 @@ _RULES = (
     Rule(
         Problem.SOURCE_COMBINATION, "source.tls.root_cert",
         # libpq goes on without encryption if the server's certificate is not theirs
-        lambda p: p.source.tls.mode if p.source.tls.root_cert and p.source.tls.mode in _WITHOUT_ENCRYPTION else None,
+        lambda p: p.source.tls.mode if p.source.tls.root_cert and p.source.tls.mode in {"disable", "prefer"} else None,
         "with `mode: {}`, the connection is made even if `root_cert` does not trust the server",
         "set `mode: verify-full`, or verify-ca if the certificate does not name the host",
     ),
