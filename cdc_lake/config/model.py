@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr, Strict
 
 from cdc_lake.config.fields import MILLISECONDS, Bytes, Count, Milliseconds, Name, Section, Text
 from cdc_lake.config.rules import Rule
-from cdc_lake.config.silver_tables import DeclaredType, NumericType, Redact, RedactKey
+from cdc_lake.config.silver_tables import DeclaredType, NumericType, Redact
 from cdc_lake.config.source import Source, host_and_port
 
 
@@ -56,11 +56,7 @@ class Observe(Section):
     """What a run exposes to monitoring; nothing by default."""
 
     metrics: (
-        Annotated[
-            str,
-            Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"),
-            AfterValidator(_address),
-        ]
+        Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"), AfterValidator(_address)]
         | None
     ) = None
     """Address at which a continuously running receiver serves `/metrics` and `/healthz`, for example `127.0.0.1:9187`.
@@ -212,7 +208,7 @@ class Bronze(Section):
     apply stops."""
     redact: list[Redact] = []  # noqa: RUF012  # pydantic copies defaults
     """Columns whose values never reach the lake. Logical messages are then omitted as well."""
-    redact_key: RedactKey | None = None
+    redact_key: SecretStr | None = None
     """Key of `strategy: sha256` (HMAC), at least 16 bytes, as a reference (`${env:NAME}`, `${file:path}`)."""
 
 

@@ -113,9 +113,11 @@ def _exposed_secret(file: Path, path: str, node: ScalarNode) -> Diagnostic:
 def secret_values(pipeline: Pipeline) -> frozenset[str]:
     """Every secret, as it is and as it stands in an address."""
     values = {secret for secret in _values(pipeline) if secret}
-    if pipeline.lake.iceberg.uri is not None:
-        for password in _passwords(pipeline.lake.iceberg.uri):
-            values |= {password, unquote(password)}
+    if (uri := pipeline.lake.iceberg.uri) is not None:
+        passwords = [uri.partition("://")[2].rpartition("@")[0].partition(":")[2]]  # also one that should be quoted
+        with suppress(ValueError):  # no address at all; it was refused
+            passwords.append(urlsplit(uri).password or "")
+        values |= {text for password in passwords if password for text in (password, unquote(password))}
     return frozenset(values | {quote(secret, safe="") for secret in values})
 
 
@@ -131,11 +133,3 @@ def _values(value: object) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _values(item)
-
-
-def _passwords(uri: str) -> set[str]:
-    """The password of an address; also where it breaks the address, because nobody quoted it."""
-    passwords = {uri.partition("://")[2].rpartition("@")[0].partition(":")[2]}
-    with suppress(ValueError):  # no address at all; it was refused
-        passwords.add(urlsplit(uri).password or "")
-    return passwords - {""}

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from cdc_lake.config.fields import Section, Text
 
@@ -91,10 +91,7 @@ class Declared:
         if (number := _NUMBER.fullmatch(plain)) is not None:
             return cls(_decimal(int(number[2]), int(number[3])), number[1] == "both")
         if (array := _ARRAY.fullmatch(plain)) is not None:
-            element = array[1]
-            if element not in _ELEMENTS:
-                element = _element(element)
-            return cls(f"array<{element}>")
+            return cls(f"array<{array[1] if array[1] in _ELEMENTS else _element(array[1])}>")
         if plain not in _SCALARS:
             listed = ", ".join(sorted(_SCALARS))
             msg = f"`{text}` is not a silver type: write one of {listed}, decimal(p,s), both(p,s) or array<…> of one"
@@ -190,18 +187,10 @@ class Partition:
 MIN_KEY: int = 16
 """Bytes of a key at least: 128 bits, if they are random."""
 
-RedactKey: TypeAlias = SecretStr
-"""The key of hashes. Never shown."""
-
-
-def _word(value: object) -> object:
-    """`null` without quotes is YAML's null."""
-    return "null" if value is None else value
-
-
+_STRATEGY: TypeAlias = Literal["drop", "null", "sha256"]
 Strategy: TypeAlias = Annotated[
-    Literal["drop", "null", "sha256"],
-    BeforeValidator(_word, json_schema_input_type=Literal["drop", "null", "sha256"] | None),
+    _STRATEGY,  # `null` without quotes is YAML's null
+    BeforeValidator(lambda value: "null" if value is None else value, json_schema_input_type=_STRATEGY | None),
 ]
 
 
