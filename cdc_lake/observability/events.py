@@ -91,23 +91,16 @@ _COUNTED: Final = ("done", "total", "unit")
 EVENTS: Final = (
     Event("run", Level.INFO, "A run started or ended.", ("outcome", "seconds", "code")),
     Event(
-        "connect",
-        Level.INFO,
-        "The receiver connected, or learned something about the server.",
+        "connect", Level.INFO, "The receiver connected, or learned something about the server.",
         ("upto", "columns", "configuration", "changed", "timeline", "before"),
     ),
     Event("snapshot", Level.INFO, "A step of the initial copy.", ("epoch", *_COUNTED)),
     Event(
-        "receive",
-        Level.INFO,
-        "The receiver encountered something notable.",
-        ("code", "tables", "position", "configuration"),
-        repeats=True,
+        "receive", Level.INFO, "The receiver encountered something notable.",
+        ("code", "tables", "position", "configuration"), repeats=True,
     ),
     Event(
-        "landed",
-        Level.INFO,
-        "Transactions are in bronze and acknowledged. `done` counts the changes of the run.",
+        "landed", Level.INFO, "Transactions are in bronze and acknowledged. `done` counts the changes of the run.",
         ("position", "upto", "transactions", "changes", "operations", "bytes", "version", "server_end", *_COUNTED),
         repeats=True,
     ),
@@ -119,9 +112,7 @@ EVENTS: Final = (
     Event("apply", Level.INFO, "What apply does, or what it waits for.", ("code",), repeats=True),
     Event("layout", Level.INFO, "A column of a silver table was changed.", ("table", "kind")),
     Event(
-        "merge",
-        Level.INFO,
-        "A silver table was written. `done` counts the changes that were applied.",
+        "merge", Level.INFO, "A silver table was written. `done` counts the changes that were applied.",
         (
             "table", "mode", "broadcast", "bounded", "seconds", "files_written", "bytes_written", "files_replaced",
             "bytes_replaced", "files_marked", *_COUNTED,
@@ -131,17 +122,12 @@ EVENTS: Final = (
     Event("cut", Level.INFO, "The silver tables are at one position.", ("position", "upto"), repeats=True),
     Event("failed", Level.ERROR, "A silver table cannot continue and waits.", ("table", "code")),
     Event(
-        "warning",
-        Level.WARNING,
-        "Something needs attention; work continues.",
-        ("code", "operation", "table", "upto"),
+        "warning", Level.WARNING, "Something needs attention; work continues.", ("code", "operation", "table", "upto"),
     ),
     Event("judge", Level.INFO, "The rules of the tables were evaluated on silver."),
     Event("pin", Level.INFO, "A cut is kept readable, or no longer.", ("code", "table")),
     Event(
-        "maintain",
-        Level.INFO,
-        "A step of maintenance.",
+        "maintain", Level.INFO, "A step of maintenance.",
         (
             "table", "part", "files", "into", "bytes", "bytes_after", "delete_files", "versions", "decoded_later",
             "log_entries", "rows", "epoch", "upto", "code",
