@@ -26,7 +26,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol, Self
 
@@ -107,7 +107,10 @@ class PostgresCapture:
                 self._silence.record_activity()
             elif self._silence.long and self._silence.to_ask():
                 self._send_status(ping=True)
-            self._consume()
+            try:
+                self._pgconn.consume_input()
+            except psycopg.OperationalError as broken:
+                raise connection_lost_error(self._pgconn, "reading the stream") from broken
             bodies = self._drain()
         if time.monotonic() - self._told_at >= self._interval:
             self._send_status()
@@ -134,12 +137,6 @@ class PostgresCapture:
                 self._received = max(self._received, _START.unpack_from(body, 1)[0])
             elif body[0] == _KEEPALIVE_TAG and len(body) == _KEEPALIVE.size and _KEEPALIVE.unpack(body)[3]:
                 self._send_status()
-
-    def _consume(self) -> None:
-        try:
-            self._pgconn.consume_input()
-        except psycopg.OperationalError as broken:
-            raise connection_lost_error(self._pgconn, "reading the stream") from broken
 
     def _send_status(self, *, ping: bool = False) -> None:
         now = int((time.time() - _EPOCH_2000) * 1_000_000)
@@ -182,16 +179,9 @@ class RecordingHeader:
 
     def line(self) -> bytes:
         """The first line of the file."""
-        body = {
-            "format": FORMAT,
-            "source": self.source,
-            "plugin": self.plugin,
-            "options": dict(self.options),
-            "encoding": self.encoding,
-            "start": self.start,
-            "started": self.started,
-            **({"redacted": True} if self.redacted else {}),
-        }
+        body = {"format": FORMAT, **asdict(self)}
+        if not self.redacted:
+            del body["redacted"]
         return json.dumps(body, ensure_ascii=False).encode() + b"\n"
 
 
@@ -407,7 +397,10 @@ class FamilyCapture:
         self.start = "0/0"
         if slot is None:
             slot = f"cdc_lake_record_{secrets.token_hex(4)}"
-            self.start = self._create_slot(slot, plugin, order)
+            by_function = order is OrderDomain.CSN  # only the SQL function creates a slot in CSN order
+            with closing(dial(not by_function)) as session:
+                created = create_slot_by_function(session, slot, plugin, order) if by_function else None
+                self.start = str((created or create_slot(session, slot, plugin)).consistent)
             self._own = slot
         try:
             self._stream = GaussDbStream(
@@ -428,13 +421,6 @@ class FamilyCapture:
         self._stream.close()
         self._drop()
 
-    def _create_slot(self, slot: str, plugin: str, order: OrderDomain) -> str:
-        """Create the slot; its consistent point. Only the SQL function creates one in CSN order."""
-        by_function = order is OrderDomain.CSN
-        with closing(self._dial(not by_function)) as session:
-            created = create_slot_by_function(session, slot, plugin, order) if by_function else None
-            return str((created or create_slot(session, slot, plugin)).consistent)
-
     def _drop(self) -> None:
         if self._own is None:
             return
@@ -442,11 +428,8 @@ class FamilyCapture:
             session = self._dial(False)
         except ServerUnreachable as away:
             hint = f"when it is back: SELECT pg_drop_replication_slot({literal(self._own)})"
-            raise ServerUnreachable(
-                f"slot `{self._own}` of the recording is left: {away.message}", where=away.where, hint=hint
-            ) from away
-        try:
+            text = f"slot `{self._own}` of the recording is left: {away.message}"
+            raise ServerUnreachable(text, where=away.where, hint=hint) from away
+        with closing(session):
             drop_slot_when_free(session, self._own, _PATIENCE)
-        finally:
-            session.close()
         self._own = None

@@ -169,7 +169,9 @@ def inspect_files(
                     continue
                 played = RecordingReader(file, name)
                 reader = payloads if override or not played.header else PayloadReader(reading_of(played.header))
-                yield from _recording(reader, played, name)
+                for number, entry in enumerate(played, start=1):
+                    if isinstance(entry, Data):
+                        yield from _objects(reader, entry.payload, entry.lsn, name, number)
         except OSError as failed:
             yield error_object(RecordingUnreadable(f"the file cannot be read: {failed.strerror}"), name)
         except DecodeError as broken:  # of the file, or of its header
@@ -214,38 +216,24 @@ def statements(payload: bytes) -> list[Statement]:
             parsed[-1] = parsed[-1]._replace(text=parsed[-1].text + text)
         else:
             parsed.append(Statement(None, None, text))
-    return [
-        statement if _is_framed(statement.text) else statement._replace(text=statement.text.rstrip(b"\r\n"))
+    return [  # a zero byte is never in text, but in every binary message
+        statement if b"\0" in statement.text else statement._replace(text=statement.text.rstrip(b"\r\n"))
         for statement in parsed
     ]
-
-
-def _is_framed(payload: bytes) -> bool:
-    return b"\0" in payload  # never in text, but in every binary message
 
 
 def _open_input(name: str) -> BinaryIO:
     return io.BytesIO(sys.stdin.buffer.read()) if name == STDIN else open(name, "rb")  # noqa: PTH123
 
 
-def _recording(reader: PayloadReader, recording: RecordingReader, name: str) -> Iterator[Described]:
-    for number, entry in enumerate(recording, start=1):
-        if isinstance(entry, Data):
-            yield from _objects(reader, entry.payload, entry.lsn, name, number)
-
-
 def _payloads(reader: PayloadReader, data: bytes, name: str) -> Iterator[Described]:
+    """The objects of a payload; only if it has none, those of its lines, because a value may contain any line."""
     lsn = None
     message = copy_data(data)  # the header was not removed: no payload begins with its letter
     if isinstance(message, Data):
         data, lsn = message.payload, message.lsn
     elif message is not None:
         return
-    yield from _whole_or_parts(reader, data, lsn, name)
-
-
-def _whole_or_parts(reader: PayloadReader, data: bytes, lsn: int | None, name: str) -> Iterator[Described]:
-    """The objects of a payload; only if it has none, those of its lines, because a value may contain any line."""
     single = [Statement(None, None, data)]
     printed = any((_PEEKED.match(data), _HEADING.match(data), _HEX.fullmatch(data)))
     parts = statements(data) if reader.reads_text or printed else single
@@ -350,7 +338,8 @@ def record(
         report(ProgressEvent("record", f"recording {source.place} from {opened.start} into {file}"))
         with RecordingWriter(file, header) as writer:
             commits = _commits(header) if limits.transactions is not None else None
-            run = _Run(opened.capture, writer, limits, commits, _Overwriting(header) if redact else None)
+            overwriting = _Overwriting(header) if redact else None
+            run = _Run(opened.capture, writer, limits, commits, overwriting)
             run.follow(stop)
     return Recorded(
         file=str(file),
@@ -364,7 +353,7 @@ def record(
         transactions=None if limits.transactions is None else run.transactions,
         seconds=run.seconds,
         redacted=bool(redact),
-        unreadable=run.unreadable,
+        unreadable=0 if overwriting is None else overwriting.unreadable,
     )
 
 
@@ -448,11 +437,6 @@ class _Run:
         self._overwriting = overwriting
         self._started = time.monotonic()
         self.messages = self.keepalives = self.transactions = 0
-
-    @property
-    def unreadable(self) -> int:
-        """The number of messages overwritten completely."""
-        return 0 if self._overwriting is None else self._overwriting.unreadable
 
     @property
     def seconds(self) -> float:
@@ -569,7 +553,12 @@ class _Count:
         elif kind in _CHANGES:
             self._transaction(f"a {kind}").update((table, kind) for table in _tables(item))
         elif kind == "commit":
-            self._commit(self._transaction("a COMMIT"))
+            counts = self._transaction("a COMMIT")
+            self.transactions += 1
+            self.empty += not counts
+            for (table, operation), number in counts.items():
+                self.changes.setdefault(table, Counter())[operation] += number
+            self.open = None
         else:
             self.others[kind] += 1
 
@@ -577,13 +566,6 @@ class _Count:
         if self.open is None:
             raise OutOfSequence(f"{what} outside a transaction")
         return self.open
-
-    def _commit(self, counts: Counter[tuple[str, str]]) -> None:
-        self.transactions += 1
-        self.empty += not counts
-        for (table, kind), number in counts.items():
-            self.changes.setdefault(table, Counter())[kind] += number
-        self.open = None
 
 
 def replay(path: Path, override: Reading | None = None) -> Replayed:
