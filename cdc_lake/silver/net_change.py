@@ -93,13 +93,11 @@ def last_and_known(
     certain = [*(c for index, c in enumerate(shape.columns) if index not in unsent), *shape.carried]
     values = (F.col(quote_identifier(c.name)) for c in certain)
     last = F.max_by(F.struct(OP, FROM, TO, *extra, *values), ORDER).alias("_cdc_last")
-    known_values = [
-        F.max_by(
-            F.struct(F.col(quote_identifier(shape.columns[index].name)).alias("v")),
-            F.when(F.col(known_column(index)), F.col(ORDER)),
-        ).alias(f"_cdc_kept_{index}")
-        for index in sorted(unsent)
-    ]
+    known_values = []
+    for index in sorted(unsent):
+        value = F.struct(F.col(quote_identifier(shape.columns[index].name)).alias("v"))
+        place = F.when(F.col(known_column(index)), F.col(ORDER))
+        known_values.append(F.max_by(value, place).alias(f"_cdc_kept_{index}"))
     return changes.groupBy(*by).agg(last, *known_values, *also)
 
 
@@ -109,13 +107,9 @@ def _fold(
     """The last state of each group: columns that were always sent from the last change, others by last known value."""
     named = [column.alias(f"_cdc_by_{n}") for n, column in enumerate(by)]
     folded = last_and_known(changes, named, shape, unsent, extra)
-    columns = [
-        F.col(f"_cdc_kept_{index}.v").alias(c.name)
-        if index in unsent
-        else F.col(f"_cdc_last.{quote_identifier(c.name)}")
-        for index, c in enumerate(shape.columns)
-    ]
-    columns += [F.col(f"_cdc_last.{quote_identifier(c.name)}") for c in shape.carried]
+    columns = [F.col(f"_cdc_last.{quote_identifier(c.name)}") for c in (*shape.columns, *shape.carried)]
+    for index in unsent:
+        columns[index] = F.col(f"_cdc_kept_{index}.v").alias(shape.columns[index].name)
     flags = [F.col(f"_cdc_kept_{index}").isNull().alias(unknown(index)) for index in sorted(unsent)]
     state = [F.when(F.col(f"_cdc_last.{OP}") == "D", F.lit("D")).otherwise(F.lit("U")).alias(OP)]
     return folded.select(*columns, *flags, *state, *(f"_cdc_last.{name}" for name in (FROM, TO, *extra)))
