@@ -29,8 +29,7 @@ def _parse(value: object, units: dict[str, int], example: str) -> int:
         return value
     if isinstance(value, str) and (m := _QUANTITY.fullmatch(value.strip())) and m[2] in units:
         return round(float(m[1]) * units[m[2]])
-    msg = f"expected a quantity with a unit ({', '.join(units)}), for example `{example}`"
-    raise ValueError(msg)
+    raise ValueError(f"expected a quantity with a unit ({', '.join(units)}), for example `{example}`")
 
 
 def _bytes(value: object) -> int:
@@ -89,8 +88,7 @@ def parse_release(text: str) -> Release:
     """The numbers a release begins with; raises ValueError where it begins with none."""
     match = re.match(r"([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?", text)
     if match is None:
-        msg = f"`{text}` is not a release: expected numbers with dots"
-        raise ValueError(msg)
+        raise ValueError(f"`{text}` is not a release: expected numbers with dots")
     return int(match[1]), int(match[2] or 0), int(match[3] or 0)
 
 
@@ -118,8 +116,7 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 def compile_columns(text: str) -> re.Pattern[str]:
     """A pattern of columns as a regular expression over `TableName.column`. Raises ValueError where it is none."""
     if len(parts_of(text)) != 3:
-        msg = f"`{text}` is not a column pattern: expected schema.table.column"
-        raise ValueError(msg)
+        raise ValueError(f"`{text}` is not a column pattern: expected schema.table.column")
     return _compile_regex(text)
 
 

@@ -114,11 +114,8 @@ class References:
         if has_default:
             return value or default
         if value is None:
-            raise _Unresolved(
-                Problem.ENV_MISSING,
-                f"environment variable {name} is not set",
-                f"`export {name}=…`, or give a default: ${{env:{name}:-default}}",
-            )
+            hint = f"`export {name}=…`, or give a default: ${{env:{name}:-default}}"
+            raise _Unresolved(Problem.ENV_MISSING, f"environment variable {name} is not set", hint)
         return value
 
     def _file(self, rest: str) -> str:
@@ -131,11 +128,8 @@ class References:
             text = data.decode("utf-8")
         except (OSError, ValueError) as bad:
             why = bad.strerror if isinstance(bad, OSError) and bad.strerror else "not UTF-8 text"
-            raise _Unresolved(
-                Problem.FILE_MISSING,
-                f"file `{rest}` cannot be read: {why}",
-                f"paths in references are relative to the project folder, {self.root}",
-            ) from bad
+            hint = f"paths in references are relative to the project folder, {self.root}"
+            raise _Unresolved(Problem.FILE_MISSING, f"file `{rest}` cannot be read: {why}", hint) from bad
         return text.removesuffix("\n").removesuffix("\r")
 
     def _secret(self, rest: str) -> str:
@@ -143,11 +137,8 @@ class References:
         if not (scope and slash and key):
             raise _Unresolved(Problem.REFERENCE, "`${secret:…}` does not name scope/key", _GRAMMAR)
         if self.secrets is None:
-            raise _Unresolved(
-                Problem.SECRET,
-                f"secret `{rest}` can only be read on Databricks",
-                "elsewhere use ${env:NAME} or ${file:path}; conf/ENVIRONMENT.yaml can set it for one environment",
-            )
+            hint = "elsewhere use ${env:NAME} or ${file:path}; conf/ENVIRONMENT.yaml can set it for one environment"
+            raise _Unresolved(Problem.SECRET, f"secret `{rest}` can only be read on Databricks", hint)
         return self.secrets(scope, key)
 
 

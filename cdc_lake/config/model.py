@@ -107,8 +107,7 @@ class ObjectAddress:
         """From `s3://bucket/folder`. Raises ValueError."""
         match = _ADDRESS.fullmatch(text)
         if match is None or any(part in {".", ".."} for part in match["key"].split("/")):
-            msg = "an address in an object store is s3://bucket/folder"
-            raise ValueError(msg)
+            raise ValueError("an address in an object store is s3://bucket/folder")
         return cls(match["bucket"], match["key"])
 
     @property

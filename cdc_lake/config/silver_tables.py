@@ -143,8 +143,7 @@ def _check_declared(text: str) -> str:
 def _checked_numeric(text: str) -> str:
     declared = Declared.parse(text)
     if declared.sql != "string" and not declared.sql.startswith("decimal"):
-        msg = f"`{text}` is not a policy for numerics: write string, decimal(p,s) or both(p,s)"
-        raise ValueError(msg)
+        raise ValueError(f"`{text}` is not a policy for numerics: write string, decimal(p,s) or both(p,s)")
     return text
 
 

@@ -33,8 +33,7 @@ class WalBudget(Section):
     @model_validator(mode="after")
     def _require_limit(self) -> Self:
         if self.max_bytes is None and self.max_age is None:
-            msg = "a budget needs `max_bytes` or `max_age`"
-            raise ValueError(msg)
+            raise ValueError("a budget needs `max_bytes` or `max_age`")
         return self
 
 
@@ -290,8 +289,7 @@ class FamilySource(Section):
         addresses = []
         for host, own in [(self.host, None)] if self.host else map(host_and_port, self.hosts or ()):
             if (port := own or self.port) is None:
-                msg = f"no port for host {host}"
-                raise ValueError(msg)
+                raise ValueError(f"no port for host {host}")
             addresses.append(Address(host, port, self.replication_port or port + 1))
         return tuple(addresses)
 
@@ -336,11 +334,9 @@ def host_and_port(text: str) -> tuple[str, int | None]:
     if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):  # also an address of IPv6
         host, port = text, ""
     if host.startswith("[") != host.endswith("]") or not host.strip("[]"):
-        msg = "expected `name`, `name:port` or `[address]:port`"
-        raise ValueError(msg)
+        raise ValueError("expected `name`, `name:port` or `[address]:port`")
     if colon and host != text and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        msg = "the port is not a number from 1 to 65535"
-        raise ValueError(msg)
+        raise ValueError("the port is not a number from 1 to 65535")
     return host.strip("[]"), int(port) if port else None
 
 

@@ -122,21 +122,15 @@ def _decode(data: bytes, file: str) -> str:
         before = data[: bad.start]
         line = before.count(b"\n") + 1
         column = bad.start - (before.rfind(b"\n") + 1) + 1
-        raise _Refused(
-            Problem.ENCODING,
-            f"the file is not UTF-8 (byte {bad.start + 1})",
-            Mark(file, line, column),
-            "save the file as UTF-8; `iconv -f latin1 -t utf-8 FILE` converts one",
-        ) from bad
+        summary = f"the file is not UTF-8 (byte {bad.start + 1})"
+        hint = "save the file as UTF-8; `iconv -f latin1 -t utf-8 FILE` converts one"
+        raise _Refused(Problem.ENCODING, summary, Mark(file, line, column), hint) from bad
     if (odd := _UNPRINTABLE.search(text)) is not None:
         line = text.count("\n", 0, odd.start()) + 1
         column = odd.start() - text.rfind("\n", 0, odd.start())
-        raise _Refused(
-            Problem.ENCODING,
-            f"control character U+{ord(odd[0]):04X} in the file",
-            Mark(file, line, column),
-            'remove it; in a quoted value it can be written as an escape, "\\x00"',
-        )
+        summary = f"control character U+{ord(odd[0]):04X} in the file"
+        hint = 'remove it; in a quoted value it can be written as an escape, "\\x00"'
+        raise _Refused(Problem.ENCODING, summary, Mark(file, line, column), hint)
     return text
 
 
@@ -152,29 +146,18 @@ class _Reader:
         next(events)  # stream start
         first = next(events)
         if isinstance(first, yaml.StreamEndEvent):
-            raise _Refused(
-                Problem.NOT_A_PIPELINE,
-                "the file is empty",
-                Mark(self.file, 1, 1),
-                "`cdc-lake init postgres DIR` writes a pipeline file to start from",
-            )
+            hint = "`cdc-lake init postgres DIR` writes a pipeline file to start from"
+            raise _Refused(Problem.NOT_A_PIPELINE, "the file is empty", Mark(self.file, 1, 1), hint)
         root = self._node(events, next(events), depth=0, path="")
         next(events)  # document end
         more = next(events)
         if not isinstance(more, yaml.StreamEndEvent):
-            raise _Refused(
-                Problem.YAML_FEATURE,
-                "the file contains more than one YAML document",
-                self._mark(more.start_mark),
-                "remove the line `---` and put each pipeline in its own file",
-            )
+            summary = "the file contains more than one YAML document"
+            hint = "remove the line `---` and put each pipeline in its own file"
+            raise _Refused(Problem.YAML_FEATURE, summary, self._mark(more.start_mark), hint)
         if not isinstance(root, MappingNode):
-            raise _Refused(
-                Problem.NOT_A_PIPELINE,
-                "the file is not a mapping of keys to values",
-                root.mark,
-                "a pipeline file starts with `version: 1` and `pipeline: NAME`",
-            )
+            hint = "a pipeline file starts with `version: 1` and `pipeline: NAME`"
+            raise _Refused(Problem.NOT_A_PIPELINE, "the file is not a mapping of keys to values", root.mark, hint)
         return root
 
     def _events(self, text: str) -> Iterator[yaml.Event]:
@@ -187,7 +170,7 @@ class _Reader:
         return Mark(self.file, mark.line + 1, mark.column + 1) if mark is not None else Mark(self.file, 1, 1)
 
     def _report(self, problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> None:
-        self.diagnostics.append(Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint))
+        self.diagnostics.append(fault(problem, summary, mark, path, hint))
 
     def _node(self, events: Iterator[yaml.Event], event: yaml.Event, *, depth: int, path: str) -> Node:
         mark = self._mark(event.start_mark)
@@ -216,9 +199,8 @@ class _Reader:
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             key = self._node(events, event, depth=depth + 1, path=path)
             if not isinstance(key, ScalarNode):
-                self._report(
-                    Problem.SYNTAX, "a key is a list or a mapping", key.mark, path, "write keys as plain words"
-                )
+                hint = "write keys as plain words"
+                self._report(Problem.SYNTAX, "a key is a list or a mapping", key.mark, path, hint)
                 self._node(events, next(events), depth=depth + 1, path=path)
                 continue
             name = key.text
