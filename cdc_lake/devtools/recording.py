@@ -281,8 +281,7 @@ class RecordingReader:
 
 def _word(value: object) -> str:
     if not isinstance(value, str):
-        msg = "a text is expected"
-        raise TypeError(msg)
+        raise TypeError("a text is expected")
     return value
 
 

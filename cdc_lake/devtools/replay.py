@@ -325,14 +325,9 @@ def record(
     source = project.pipeline.source
     plugin = plugin or source.slot.plugin
     opened = retry_while_slot_active(lambda: _open(project, plugin, slot), stop, report, PATIENCE)
+    started = datetime.now(UTC).isoformat("T", "seconds")
     header = RecordingHeader(
-        source.type,
-        plugin,
-        opened.options,
-        opened.encoding,
-        opened.start,
-        datetime.now(UTC).isoformat("T", "seconds"),
-        redacted=bool(redact),
+        source.type, plugin, opened.options, opened.encoding, opened.start, started, redacted=bool(redact)
     )
     with closing(opened.capture):
         report(ProgressEvent("record", f"recording {source.place} from {opened.start} into {file}"))
@@ -376,14 +371,8 @@ def _postgres(project: Project, source: PostgresSource, plugin: str, slot: str |
         options = PHASED_LINE_OPTIONS if source.decoding.two_phase else LINE_OPTIONS
     try:
         timeout = postgres.identify(session, source).wal_sender_timeout
-        capture = PostgresCapture(
-            session,
-            plugin,
-            options,
-            slot=slot,
-            status_interval=source.status_interval / 1000,
-            silence=of_postgres(source.silence_timeout / 1000, timeout),
-        )
+        interval, silence = source.status_interval / 1000, of_postgres(source.silence_timeout / 1000, timeout)
+        capture = PostgresCapture(session, plugin, options, slot=slot, status_interval=interval, silence=silence)
     except BaseException:
         session.close()
         raise
@@ -403,15 +392,12 @@ def _family(project: Project, source: FamilySource, plugin: str, slot: str | Non
     with closing(dial(True)) as session:
         facts = identify(session)
         check_product(facts.version, source.type, session.place)
-    capture = FamilyCapture(
-        dial,
-        plugin,
-        options,
-        slot=slot,
-        order=OrderDomain(source.slot_order),
-        status_interval=source.reply_interval / 1000,
-        silence=source.silence_timeout / 1000,
+    order, interval, silence = (
+        OrderDomain(source.slot_order),
+        source.reply_interval / 1000,
+        source.silence_timeout / 1000,
     )
+    capture = FamilyCapture(dial, plugin, options, slot=slot, order=order, status_interval=interval, silence=silence)
     return _Open(capture, capture.start, options, facts.encoding)
 
 

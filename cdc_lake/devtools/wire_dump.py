@@ -260,9 +260,11 @@ class PgoutputDescriber:
                 return present(type="commit", lsn=lsn_text(lsn), end_lsn=lsn_text(end), timestamp=time_text(timestamp))
             case OriginMessage(lsn=lsn, name=name):
                 return present(type="origin", lsn=lsn_text(lsn), origin=name)
-            case RelationMessage():
-                self._relations[message.oid] = message
-                return self._relation(message)
+            case RelationMessage(oid=oid, identity=identity):
+                self._relations[oid] = message
+                columns = [{**self._column(c), "modifier": c.modifier, "key": c.key} for c in message.columns]
+                body = {"replica_identity": identity.name.lower(), "columns": columns}
+                return {"type": "relation", **self._table(oid), **body}
             case TypeMessage(oid=oid, schema=schema, name=name):
                 self._types[oid] = name if schema == "pg_catalog" else f"{schema}.{name}"
                 return {"type": "type", "type_oid": oid, "schema": schema, "name": name}
@@ -276,20 +278,15 @@ class PgoutputDescriber:
             case TruncateMessage(oids=oids, cascade=cascade, restart_identity=restart):
                 tables = tables_object(self._table(oid) for oid in oids)
                 return {"type": "truncate", **tables, "cascade": cascade, "restart_identity": restart}
-            case LogicalMessage():
-                return _message(message)
+            case LogicalMessage(lsn=lsn, prefix=prefix, transactional=transactional):
+                head = {"prefix": prefix, "transactional": transactional}
+                try:
+                    content = {"content": message.content.decode()}
+                except UnicodeDecodeError:
+                    content = {"content_hex": message.content.hex()}
+                return present(type="message", lsn=lsn_text(lsn), **head, **content)
             case _ as never:
                 assert_never(never)
-
-    def _relation(self, relation: RelationMessage) -> Described:
-        return {
-            "type": "relation",
-            **self._table(relation.oid),
-            "replica_identity": relation.identity.name.lower(),
-            "columns": [
-                {**self._column(column), "modifier": column.modifier, "key": column.key} for column in relation.columns
-            ],
-        }
 
     def _table(self, oid: int) -> Described:
         relation = self._relations.get(oid)
@@ -311,16 +308,6 @@ class PgoutputDescriber:
             return [{"name": None, **value} for value in shown]
         named = zip(relation.columns, shown, strict=True)
         return [{**self._column(c), **value} for c, value in named if c.key or letter != b"K"]
-
-
-def _message(message: LogicalMessage) -> Described:
-    """Content that is not UTF-8 becomes `content_hex`."""
-    head = {"prefix": message.prefix, "transactional": message.transactional}
-    try:
-        content = {"content": message.content.decode()}
-    except UnicodeDecodeError:
-        content = {"content_hex": message.content.hex()}
-    return present(type="message", lsn=lsn_text(message.lsn), **head, **content)
 
 
 _HEARTBEAT: Final = 26  # bytes: letter, three numbers, `F`
