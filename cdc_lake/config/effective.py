@@ -1,8 +1,7 @@
-"""The settings in force with the origin of each, secrets masked; and a pipeline as it will be read on another
-machine.
+"""The effective settings with their origins, secrets masked; and a pipeline as another machine will read it.
 
-In the latter, values of `${env:NAME}` and `${secret:scope/key}` are unknown and not looked up: the same files give the
-same answer whoever reads them.
+In the latter, the values of `${env:NAME}` and `${secret:scope/key}` are unknown and not looked up, so the same files
+give the same result on every machine.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MASKED = "••••••"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value: its path, the value, the value as people write it, and its origin (None: a default)."""
+    """One setting: its path, its value, the value as text, and its origin (None: a default)."""
 
     path: str
     value: object
@@ -38,17 +37,17 @@ class Setting:
 
     @property
     def source(self) -> str:
-        """Where it came from, in a word or as file:line."""
+        """The origin as text: `default`, or file:line."""
         return str(self.origin) if self.origin else "default"
 
 
 def effective(project: Project) -> tuple[Setting, ...]:
-    """Every setting of a project in the order of the reference page."""
+    """All settings of a project, in the order of the reference page."""
     return tuple(_section(project, project.pipeline, ""))
 
 
 def _derived_values(project: Project) -> dict[str, object]:
-    """What an absent value stands for."""
+    """The values of settings that are derived if they are not set, by path."""
     source = project.pipeline.source
     values: dict[str, object] = {
         "source.slot.name": project.slot,
@@ -114,7 +113,7 @@ _ONLY_THERE = frozenset({str(Problem.ENV_MISSING), str(Problem.SECRET)})
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One reference of a value. `kind`: `env`, `file` or `secret`; `default`: None where it has none."""
+    """One reference in a value. `kind`: `env`, `file` or `secret`; `default`: None if it has none."""
 
     kind: str
     name: str
@@ -130,7 +129,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One value as it is written, references and all."""
+    """One value as written, with its references."""
 
     path: str
     text: str
@@ -146,7 +145,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A pipeline file with one environment laid over it."""
+    """A pipeline file overlaid with one environment."""
 
     name: str
     file: Path
@@ -156,12 +155,12 @@ class Deployed:
     references: tuple[Reference, ...]
 
     def value(self, path: str) -> Written | None:
-        """What is written at a path (`lake.path`), None where nothing is."""
+        """The value at a path (`lake.path`), None if there is none."""
         return next((v for v in self.values if v.path == path), None)
 
 
 def read_deployment(file: Path, environment: str) -> Deployed:
-    """Read a pipeline file as it is read elsewhere. Raises ConfigInvalid with what is wrong wherever that is."""
+    """Read a pipeline file as another machine will. Raises ConfigInvalid with the problems that it has everywhere."""
     tree, diagnostics = read_tree(file, environment)
     if tree is None:
         raise ConfigInvalid(diagnostics)

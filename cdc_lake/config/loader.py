@@ -1,13 +1,14 @@
-"""From pipeline files to a project: read, merge the environment, resolve references, validate, report all problems.
+"""Loads pipeline files: reads them, overlays the environment, resolves references, validates, reports all problems.
 
-`conf/<environment>.yaml` of the project is laid over the pipeline file key by key: what is present there, also null,
-replaces what is here; lists are replaced as a whole. A value keeps the place where it was written.
+`conf/<environment>.yaml` of the project is overlaid on the pipeline file key by key: a value that is present in it,
+even null, replaces the one in the pipeline file; lists are replaced entirely. Each value keeps the location at which it
+was written.
 
-References inside values are `${env:NAME}`, `${env:NAME:-default}`, `${file:path}` and `${secret:scope/key}`; `$${`
-writes a literal `${`. A value that is nothing but one reference is read as if the text it resolves to had been written
-there; `:-` gives the default for a variable that is unset or empty, as in a shell. File paths are relative to the
-project, and one trailing line end is not part of the value. A malformed reference is not repeated in its problem: it
-may be part of a password. This is the only module that reads the environment.
+Values may contain the references `${env:NAME}`, `${env:NAME:-default}`, `${file:path}` and `${secret:scope/key}`; `$${`
+is a literal `${`. A value that consists of a single reference is interpreted as if the resolved text had been written
+in its place. As in a shell, `:-` supplies a default for a variable that is unset or empty. File paths are relative to
+the project, and one trailing newline is not part of the value. A malformed reference is not quoted in its problem,
+because it may be part of a password. This is the only module that reads the environment.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, fault
 from cdc_lake.model.diagnostic import ConfigInvalid, Diagnostic, Problem, Severity
 
 Secrets: TypeAlias = Callable[[str, str], str]
-"""Looks up `(scope, key)` in the secret store of the platform."""
+"""Looks up `(scope, key)` in the platform's secret store."""
 
 MAX_FILE_BYTES = 64 << 10
 _REFERENCE = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}?")
@@ -37,7 +38,7 @@ _GRAMMAR = "references are ${env:NAME}, ${env:NAME:-default}, ${file:path} and $
 
 
 def bodies(text: str) -> tuple[str, ...]:
-    """What stands between `${` and `}` in a text, reference by reference: `env:NAME:-default`."""
+    """The body of each reference in a text, that is, the text between `${` and `}`: `env:NAME:-default`."""
     return tuple(m["body"] for m in _REFERENCE.finditer(text) if not m["escape"])
 
 
@@ -49,7 +50,7 @@ class _Unresolved(Exception):  # never leaves this module
 
 @dataclass(slots=True)
 class References:
-    """Resolves the references of a tree in place and collects what is missing."""
+    """Resolves the references of a tree in place, and collects those that cannot be resolved."""
 
     root: Path
     secrets: Secrets | None = None
@@ -57,7 +58,7 @@ class References:
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def resolve(self, root: Node) -> None:
-        """Replace every reference below a node; a missing one becomes a diagnostic and leaves None."""
+        """Replace all references below a node; one that cannot be resolved is reported, and its value becomes None."""
         for path, node, _ in nodes(root):
             if isinstance(node, ScalarNode) and isinstance(node.value, str) and "${" in node.value:
                 self._scalar(node, path)
@@ -147,9 +148,9 @@ CONF = "conf"
 
 
 def load_project(file: Path, *, environment: str | None = None, secrets: Secrets | None = None) -> Project:
-    """Load a pipeline file, with `conf/<environment>.yaml` laid over where one is named.
+    """Load a pipeline file, overlaid with `conf/<environment>.yaml` if an environment is named.
 
-    `secrets` looks up `${secret:scope/key}` where the platform has a store. Raises ConfigInvalid with every problem.
+    `secrets` looks up `${secret:scope/key}` if the platform has a store. Raises ConfigInvalid with all problems.
     """
     pipeline, diagnostics, origins = _load(Path(file), environment, secrets)
     if pipeline is None:
@@ -167,13 +168,13 @@ def load_project(file: Path, *, environment: str | None = None, secrets: Secrets
 def validate(
     files: Sequence[Path], *, environment: str | None = None, secrets: Secrets | None = None
 ) -> list[Diagnostic]:
-    """Everything wrong with these pipeline files, warnings included; empty where all is well."""
+    """All problems of these pipeline files, including warnings."""
     diagnostics = [d for file in files for d in _load(Path(file), environment, secrets)[1]]
     return list(dict.fromkeys(diagnostics))
 
 
 def project_root(file: Path) -> Path:
-    """The project a pipeline file belongs to: the folder above `pipelines/`, otherwise the file's own folder."""
+    """The project of a pipeline file: the parent of its folder `pipelines/`, otherwise the file's own folder."""
     folder = file.resolve().parent
     return folder.parent if folder.name == PIPELINES else folder
 
@@ -200,7 +201,7 @@ def _load(
 
 
 def rename_settings(tree: MappingNode) -> Iterator[Diagnostic]:
-    """Give settings that have their name of 0.3 the one of now; a warning for each."""
+    """Rename settings that still have their name of version 0.3, with a warning for each."""
     for path, name in RENAMED.items():
         *sections, former = path.split(".")
         node: Node | None = tree
@@ -221,7 +222,7 @@ def rename_settings(tree: MappingNode) -> Iterator[Diagnostic]:
 
 
 def reading_order(first: str) -> Callable[[Diagnostic], tuple[bool, str, int, int]]:
-    """The order to tell problems in: those of the file `first`, as it is shown, then by file, line and column."""
+    """The sort key of problems: those in the file `first`, as displayed, then by file, line and column."""
 
     def key(diagnostic: Diagnostic) -> tuple[bool, str, int, int]:
         place = diagnostic.location
@@ -231,13 +232,13 @@ def reading_order(first: str) -> Callable[[Diagnostic], tuple[bool, str, int, in
 
 
 def display(file: Path) -> str:
-    """A file as it is shown: below the working directory from there, otherwise in full."""
+    """A file as displayed: relative to the working directory if it is below it, otherwise the full path."""
     full, folder = file.resolve(), Path.cwd()
     return full.relative_to(folder).as_posix() if full.is_relative_to(folder) else str(full)
 
 
 def read_tree(file: Path, environment: str | None) -> tuple[MappingNode | None, list[Diagnostic]]:
-    """A pipeline file with its environment laid over it, references as written; and what hinders reading it."""
+    """A pipeline file overlaid with its environment, references unresolved; and the problems of reading it."""
     diagnostics: list[Diagnostic] = []
     base = _read(file, diagnostics)
     over = _read_environment(project_root(file), environment, diagnostics) if environment is not None else None
@@ -288,7 +289,7 @@ def _read_environment(root: Path, environment: str, diagnostics: list[Diagnostic
 
 
 def lay_over(base: MappingNode, over: MappingNode) -> MappingNode:
-    """`over` on top of `base`, key by key; each value keeps its place."""
+    """Overlay `over` on `base`, key by key; each value keeps its location."""
     merged = MappingNode(base.mark, dict(base.entries), dict(base.keys))
     for key, value in over.entries.items():
         below = merged.entries.get(key)

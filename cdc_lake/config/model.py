@@ -1,6 +1,6 @@
-"""The pipeline file as frozen values. Field descriptions are the editor's help and the reference page.
+"""The models of the pipeline file. Field descriptions appear in editors and on the reference page.
 
-A section is the constructor argument of what it configures; nothing below `config` reads a file or the environment.
+A section is the constructor argument of what it configures; only `config` reads the file and the environment.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Observe(Section):
     """OpenLineage events of apply."""
 
 
-# Bucket naming rules of Amazon S3; keys of ours stay within characters that every client writes alike in a URL.
+# Amazon S3's rules for bucket names; keys have only characters that every client encodes in the same way in a URL.
 _ADDRESS = re.compile(
     r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<key>[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*)/?"
 )
@@ -97,14 +97,14 @@ class Storage(Section):
 
 @dataclass(frozen=True, slots=True)
 class ObjectAddress:
-    """A folder of a bucket."""
+    """A folder in a bucket."""
 
     bucket: str
     key: str
 
     @classmethod
     def parse(cls, text: str) -> ObjectAddress:
-        """From `s3://bucket/folder`. Raises ValueError."""
+        """Parse `s3://bucket/folder`. Raises ValueError."""
         match = _ADDRESS.fullmatch(text)
         if match is None or any(part in {".", ".."} for part in match["key"].split("/")):
             raise ValueError("an address in an object store is s3://bucket/folder")
@@ -112,7 +112,7 @@ class ObjectAddress:
 
     @property
     def path(self) -> str:
-        """As Arrow's file system has it."""
+        """The path in Arrow's file system."""
         return f"{self.bucket}/{self.key}"
 
     def __str__(self) -> str:
@@ -244,7 +244,7 @@ class Lake(Section):
 TableKind = Literal["current", "history", "append"]
 
 ColumnName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,126}$")]
-"""A name that needs no quoting in either format."""
+"""A name that needs no quotes in either format."""
 
 
 Misfit = Literal["quarantine", "stop"]

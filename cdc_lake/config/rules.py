@@ -1,12 +1,12 @@
-r"""The quality rules of silver tables as they are written: one section a kind, told apart by `rule`.
+r"""The quality rules of silver tables in the pipeline file: one section per kind of rule, distinguished by `rule`.
 
-A row rule judges the row after each change, before it is merged. A table rule judges a silver table as a whole, when
-silver is judged; there is no change that it could quarantine or stop at. `EXPECTATIONS` lists what a rule
-`expectation` may name; those that need a database's query language or compare with another table are left out.
+A row rule is evaluated on the row after each change, before the change is merged. A table rule is evaluated on a silver
+table as a whole; there is no change that it could quarantine or stop at. `EXPECTATIONS` lists the names that a rule
+`expectation` may have; expectations that need a database's query language or compare with another table are omitted.
 
-Patterns of a rule `regex` must mean the same in Java, where the gate runs, and in Python, where a report is made: what
-one of the two lacks or reads differently is refused with its position. Both are given flags (`java`, `python`) to take
-only `\n` for the end of a line and ASCII for `\w`, `\d`, `\s`.
+The pattern of a rule `regex` must mean the same in Java, which evaluates changes, and in Python, which makes reports:
+what one of the two lacks or interprets differently is rejected with its position. Both get flags (`java`, `python`)
+with which only `\n` ends a line, and `\w`, `\d`, `\s` match only ASCII.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, Strict, WithJsonSchema
 from cdc_lake.config.fields import Milliseconds, Section, Text
 
 Bound = Annotated[int, Strict()] | Annotated[float, Strict()] | Annotated[str, Strict()]
-"""Strict, so that `true` is no number and a quoted number stays text."""
+"""Strict, so that `true` is not a number and a quoted number remains text."""
 
 Size = Annotated[int, Field(ge=0, strict=True)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -221,13 +221,13 @@ class Expectation(TableRuleBase):
 
 
 ColumnRule: TypeAlias = NotNull | InSet | Between | Regex | Length | TypeCastable
-"""Rules that judge one value."""
+"""Rules that are evaluated on one value."""
 
 RowRule: TypeAlias = ColumnRule | Expression
-"""Rules that judge one row: at the gate, and silver as it stands."""
+"""Rules that are evaluated on one row: of a change, and of silver in a report."""
 
 TableRule: TypeAlias = Unique | ForeignKey | RowCount | Freshness | Monotonic | Expectation
-"""Rules that judge a table as it stands."""
+"""Rules that are evaluated on a whole table."""
 
 Rule = Annotated[RowRule | TableRule, Field(discriminator="rule")]
 
@@ -236,12 +236,12 @@ TABLE_RULES = (Unique, ForeignKey, RowCount, Freshness, Monotonic, Expectation)
 
 
 def rule_name(rule: RowRule | TableRule) -> str:
-    """The rule's name in reports and held rows: the given one, or what kind it is and of which columns."""
+    """The rule's name in reports and in quarantine: its `name`, or its kind followed by its columns."""
     return rule.name or "_".join([rule.rule, *named_columns(rule)])
 
 
 def named_columns(rule: RowRule | TableRule) -> tuple[str, ...]:
-    """The columns that a rule names as its own."""
+    """The columns in `column` or `columns` of a rule."""
     match rule:
         case Unique(columns=columns) | ForeignKey(columns=columns):
             return tuple(columns)
@@ -298,14 +298,14 @@ _FLAGS = re.compile(r"\(\?([a-zA-Z-]+)[:)]")
 
 
 class NotPortable(ValueError):
-    """Why a pattern cannot be used, to a person; `position` counts characters from 1, 0 where no place is known."""
+    """Why a pattern cannot be used, in words; `position` counts characters from 1, 0 if it is unknown."""
 
     def __init__(self, why: str, position: int = 0) -> None:
         super().__init__(f"{why}, at character {position}" if position else why)
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise NotPortable for what is no regular expression, or not the same one in Java and in Python."""
+    """Raise NotPortable if a pattern is not a regular expression, or not the same one in Java and in Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of sets that `_scan` refuses
@@ -319,18 +319,18 @@ def check_pattern(pattern: str) -> None:
 
 
 def python(pattern: str) -> str:
-    """The pattern as Python has to be given it."""
+    """The pattern with the flags that Python needs."""
     leading = _LEADING_FLAGS.match(pattern)
     return f"(?a{leading[1]}){pattern[leading.end() :]}" if leading else f"(?a){pattern}"
 
 
 def java(pattern: str) -> str:
-    """The pattern as Java has to be given it."""
+    """The pattern with the flags that Java needs."""
     return f"(?d){pattern}"
 
 
 def _scan(pattern: str) -> None:
-    """Walk over a pattern that Python compiles, character by character."""
+    """Check a pattern that Python compiles, character by character."""
     position, in_set = 0, False
     while position < len(pattern):
         sign = pattern[position]
@@ -358,7 +358,7 @@ def _scan(pattern: str) -> None:
 
 
 def _check_escape(pattern: str, position: int) -> None:
-    """Judge a backslash with the character after it."""
+    """Check a backslash and the character after it."""
     of = pattern[position + 1]
     if of in _ONE_SIDED_ESCAPES:
         text = rf"`\{of}` does not mean the same in Java and in Python: {_ONE_SIDED_ESCAPES[of]}"
@@ -369,7 +369,7 @@ def _check_escape(pattern: str, position: int) -> None:
 
 
 def _group(pattern: str, position: int) -> None:
-    """Judge a group that begins here, if one does."""
+    """Check a group, if one begins at this position."""
     for start, why in _ONE_SIDED_GROUPS.items():
         if pattern.startswith(start, position):
             raise NotPortable(f"`{start}` is not the same in Java and in Python: {why}", position + 1)

@@ -1,6 +1,6 @@
-"""The tree against the models: pydantic's errors in the user's words, at the place of each value.
+"""Validates the tree against the models; reports pydantic's errors in the user's terms, at the location of the value.
 
-The JSON Schema of pipeline files is made from the same models; editors complete and check with it.
+The JSON Schema of pipeline files, with which editors complete and check them, is generated from the same models.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ VERSIONS = (1,)
 SOURCE_TYPES = ("postgres", "qhb", "gaussdb", "opengauss", "mogdb")
 _PLANNED_SOURCES = frozenset({"recording"})
 _TAGS = ("rule", "type")
-"""Keys that say which model of a union a mapping is."""
+"""Keys that determine the model of a mapping in a union."""
 _RENAMED_RULES = {"matches": "regex", "length_between": "length"}
 
 
 def check(root: MappingNode) -> tuple[Pipeline | None, list[Diagnostic]]:
-    """The pipeline, or everything that does not fit the models."""
+    """The pipeline, or all problems that the models report."""
     if (refused := _version(root)) is not None:
         return None, [refused]
     try:
@@ -39,9 +39,9 @@ def check(root: MappingNode) -> tuple[Pipeline | None, list[Diagnostic]]:
 
 
 def plain(node: Node, unresolved: Mapping[int, str | None] = MappingProxyType({})) -> Any:
-    """The tree as dictionaries, lists and values.
+    """Convert the tree to dictionaries, lists and values.
 
-    `unresolved`: what stands for some scalars, by `id()`; None leaves them out.
+    `unresolved`: replacements for some scalars, by `id()`; those with None are omitted.
     """
     if isinstance(node, ScalarNode):
         return unresolved.get(id(node), node.value)
@@ -61,7 +61,7 @@ def _version(root: MappingNode) -> Diagnostic | None:
 
 
 def _references_as_text(root: MappingNode, errors: list[ErrorDetails]) -> bool:
-    """Where a reference was read as a number or a boolean but text is wanted, take its text. True where any was."""
+    """Use the text of references that were read as a number or boolean if text is expected. True if there were any."""
     changed = False
     for error in errors:
         node = walk(root, error["loc"])[0]
@@ -72,7 +72,7 @@ def _references_as_text(root: MappingNode, errors: list[ErrorDetails]) -> bool:
 
 
 def walk(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, str, tuple[int | str, ...]]:
-    """Follow a location: the deepest node there is, its path, and what is left. Tags of unions are not nodes."""
+    """Follow a location to the deepest existing node: the node, its path, the rest. Tags of unions are not nodes."""
     node, path = root, ""
     for i, part in enumerate(loc):
         if isinstance(node, MappingNode) and isinstance(part, str) and part in node.entries:
@@ -257,7 +257,7 @@ def _keys(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The model that a location lies in."""
+    """The model of the section at a location."""
     model: type[BaseModel] | None = Pipeline
     candidates: list[type[BaseModel]] = []
     for part in loc:
@@ -296,12 +296,12 @@ RENAMED: Final = {
     "quality.promise_below": "pin_below",
     "silver.cuts.promise_every": "pin_every",
 }
-"""Path of a setting as 0.3 calls it → its name. To be removed after 0.4."""
+"""Path of a setting in version 0.3 → its current name. To be removed after 0.4."""
 _REFERENCE = {"type": "string", "pattern": r"^\$\{(env|file|secret):[^{}]+\}$", "description": "A reference."}
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema. Where a number, a choice or a form is wanted a reference is allowed too."""
+    """The JSON Schema. Wherever a number, a choice or a pattern is required, a reference is also allowed."""
     opened = _open_to_references(Pipeline.model_json_schema(by_alias=True, mode="validation"))
     for path, name in RENAMED.items():
         *sections, former = path.split(".")

@@ -1,7 +1,7 @@
 """The rules of a source of the GaussDB family: which fields and options of logical decoding go together.
 
-`judge` evaluates them before any connection is opened. Given the release that the server itself reports, the same rules
-judge what a file could not know.
+`judge` evaluates them before any connection is opened. With the release that the server itself reports, the same rules
+find what the file could not show.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Rule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A broken rule: its path in the file, what is wrong, and what to do. `key`: it is about the key itself."""
+    """A violated rule: its path in the file, what is wrong, and what to do. `key`: it concerns the key itself."""
 
     rule: Rule
     path: str
@@ -197,9 +197,8 @@ _Given = Mapping[str, OptionValue]
 
 
 def judge(source: FamilySource, release: tuple[int, ...] | None = None) -> list[Refusal]:
-    """Every broken rule; `release` is the one the server names, by default the one that is declared.
-
-    Its numbers are GaussDB's own, or those of the openGauss that the server is made from.
+    """All violated rules. `release`: the one that the server reports, by default the one in the file; its numbers are
+    GaussDB's own, or those of the openGauss release on which the server is based.
     """
     if release is None and source.version is not None:
         release = parse_release(source.version)
@@ -226,7 +225,7 @@ def _refuse(rule: Rule, name: str, summary: str, remedy: str, *, key: bool = Fal
 
 
 def _name(source: FamilySource, release: Release | None, name: str) -> Refusal | None:
-    """Whether the server knows the option."""
+    """Whether the server has the option."""
     option, product = OPTIONS.get(name), source.type
     free = option is None or not option.documented
     if source.allow_unknown_options and free and _OPTION.fullmatch(name):
@@ -298,7 +297,7 @@ def _number(source: FamilySource, release: Release | None, option: Option, value
 
 
 def _mode(source: FamilySource, name: str) -> Refusal | None:
-    """Whether the option exists in the way the slot is read."""
+    """Whether the option exists in the mode in which the slot is read."""
     option, mode = OPTIONS.get(name), source.decoding_mode
     if option is None or mode in option.modes:
         return None
@@ -318,7 +317,7 @@ def _is_on(options: _Given, name: str) -> bool:
 
 
 def _unsupported_options(options: _Given) -> Iterator[Refusal]:
-    """What is not used here, whatever the server."""
+    """Options that are never accepted, with any server."""
     if "start-position" in options:
         summary = "`start-position` hides the BEGIN of its CSN: no complete transaction can follow"
         remedy = "remove it; a stream resumes from what bronze holds"
@@ -334,7 +333,7 @@ def _unsupported_options(options: _Given) -> Iterator[Refusal]:
 
 
 def _of_slot(source: FamilySource, options: _Given) -> Iterator[Refusal]:
-    """What depends on the node and on the order of the slot."""
+    """Rules that depend on the node and on the order of the slot."""
     csn = source.slot_order == "csn"
     for name, node in _OF_NODE.items():
         if name not in options:
@@ -363,7 +362,7 @@ def _of_slot(source: FamilySource, options: _Given) -> Iterator[Refusal]:
 
 
 def _of_standby(source: FamilySource, options: _Given) -> Iterator[Refusal]:
-    """Decoding on a standby: the slot is made, and the tables are copied, on the primary."""
+    """Decoding on a standby: the slot is created, and the tables are copied, on the primary."""
     if not _is_on(options, "standby-connection"):
         return
     if source.node == "coordinator":
@@ -375,7 +374,7 @@ def _of_standby(source: FamilySource, options: _Given) -> Iterator[Refusal]:
 
 
 def _of_stream(source: FamilySource, options: _Given) -> Iterator[Refusal]:
-    """What depends on other settings of the source."""
+    """Rules that depend on other settings of the source."""
     timeout = as_number(options["sender-timeout"]) if "sender-timeout" in options else None
     if timeout and timeout < _SHORTEST_TIMEOUT:
         summary = f"the server would end the stream after {format_milliseconds(timeout)} without a reply"
@@ -389,7 +388,7 @@ def _of_stream(source: FamilySource, options: _Given) -> Iterator[Refusal]:
 
 
 def _of_release(source: FamilySource, options: _Given, release: Release | None) -> Iterator[Refusal]:
-    """What only some releases do; nothing where the release is not known."""
+    """Rules that depend on the release; none if it is unknown."""
     if release is None or source.type == "gaussdb" or source.decoding_mode is not Mode.PARALLEL:
         return
     if release < _PARALLEL_SINCE:
@@ -405,7 +404,7 @@ def _of_release(source: FamilySource, options: _Given, release: Release | None) 
 
 
 def family_rules(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    """Every broken rule of a source of the family, then what works, but not as people expect."""
+    """All violated rules of a source of the family, then warnings about settings that work, but not as expected."""
     source = pipeline.family
     for refusal in judge(source):
         hint = f"{refusal.remedy} (rule {refusal.rule.label})"

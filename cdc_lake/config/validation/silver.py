@@ -1,6 +1,7 @@
 """Rules across fields of the section `silver`: tables, what they take of their source, groups and quality rules.
 
-What needs the source's columns (whether one is there, what an expression means) is checked before a table's first row.
+What depends on the source's columns (whether one exists, what an expression means) is checked before the table's first
+row.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from cdc_lake.model.relation import TableName
 
 _OF_KIND = {"track": "history", "old_values": "append"}
 _RESERVED_PREFIX = "_cdc"
-"""Working columns begin so."""
+"""Prefix of working columns."""
 
 
 def _tables(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -62,7 +63,7 @@ def _tables(pipeline: CheckedPipeline) -> Iterator[Finding]:
 def _each_table(
     check: Callable[[CheckedPipeline, SilverTable, str], Iterator[Finding]],
 ) -> Callable[[CheckedPipeline], Iterator[Finding]]:
-    """A rule of the pipeline from one of an entry of `silver.tables` and its path."""
+    """Make a rule of the pipeline from a rule of an entry of `silver.tables` and its path."""
 
     def check_all(pipeline: CheckedPipeline) -> Iterator[Finding]:
         for i, entry in enumerate(pipeline.silver.tables):
@@ -81,7 +82,7 @@ def _kind(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[
 
 
 def _columns(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
-    """What is taken and what is left out."""
+    """The columns that are included and excluded."""
     yield from _named_twice(entry.keys, f"{path}.keys", "column ")
     if entry.columns is not None and pipeline.is_set(f"{path}.exclude"):
         hint = "keep one of them: `columns` excludes what it does not list"
@@ -104,7 +105,7 @@ def _columns(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterat
 
 
 def _names(_: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
-    """The names that silver's columns get: each one once, whatever the case."""
+    """The names of silver's columns, which are unique regardless of case."""
     used_names = {name.casefold() for name in entry.columns or () if name not in entry.rename}
     new_names = [(name, join(f"{path}.rename", source), False) for source, name in entry.rename.items()]
     new_names += [(name, join(f"{path}.compute", name), True) for name in entry.compute]
@@ -119,7 +120,7 @@ def _names(_: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Findin
 
 
 def _layout(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
-    """How files are divided and rows kept together."""
+    """Partitions and clustering."""
     is_delta = (entry.format or pipeline.silver.defaults.format) == "delta"
     if is_delta and entry.partition_by and entry.cluster_by:
         summary, hint = "a Delta table is partitioned or clustered, not both", "`cluster_by` can be changed later"

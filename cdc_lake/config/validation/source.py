@@ -3,8 +3,8 @@
 
 Rules that need the server, such as the condition of a row filter, are checked when it is connected to.
 
-Spark is given no client of object stores, so what it writes (silver, checkpoints) stays in a folder; bronze and the
-control tables are written and read without Spark and may be in an object store.
+Spark gets no client for object stores, so what it writes (silver, checkpoints) must be in a folder; bronze and the
+control tables are written and read without Spark and can be in an object store.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DECODING = "source.decoding"
 
 
 def cross_field(root: MappingNode) -> list[Diagnostic]:
-    """Everything that is wrong between fields of one pipeline."""
+    """All problems across the fields of one pipeline."""
     return list(CheckedPipeline(root).diagnose((*_RULES, *SILVER_RULES, family_rules, *_REDACTION_RULES)))
 
 
@@ -132,7 +132,7 @@ def _hex_columns(pipeline: CheckedPipeline) -> Iterator[Finding]:
 
 
 def _store_addresses(pipeline: CheckedPipeline) -> Iterator[tuple[str, str]]:
-    """Settings that are to name a folder of an object store."""
+    """Settings that name a folder in an object store."""
     bronze, lake = pipeline.bronze, pipeline.lake
     if lake.control is not None:
         yield "lake.control", lake.control
@@ -188,7 +188,7 @@ def _redact_strategies(pipeline: CheckedPipeline) -> Iterator[Finding]:
 
 
 def _redact_patterns(pipeline: CheckedPipeline) -> Iterator[tuple[int, str, str]]:
-    """Patterns of columns: number of the rule, text, path."""
+    """The column patterns of `bronze.redact`: number of the entry, text, path."""
     for number, rule in enumerate(pipeline.bronze.redact):
         for i, text in enumerate(rule.columns):
             yield number, text, f"bronze.redact[{number}].columns[{i}]"
