@@ -25,6 +25,7 @@ Bound = Annotated[int, Strict()] | Annotated[float, Strict()] | Annotated[str, S
 Size = Annotated[int, Field(ge=0, strict=True)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Columns = Annotated[list[Text], Field(min_length=1)]
+_KIND = Field(description="Kind of rule.")
 
 _CASTABLE = re.compile(
     r"smallint|int|bigint|float|double|boolean|date|timestamp|timestamp_ntz|decimal\(([1-9][0-9]?),([0-9]{1,2})\)"
@@ -82,15 +83,13 @@ class ColumnRuleBase(RowRuleBase):
 class NotNull(ColumnRuleBase):
     """The column is not NULL."""
 
-    rule: Literal["not_null"]
-    """Kind of rule."""
+    rule: Annotated[Literal["not_null"], _KIND]
 
 
 class InSet(ColumnRuleBase):
     """The value is one of a list; NULL passes."""
 
-    rule: Literal["in_set"]
-    """Kind of rule."""
+    rule: Annotated[Literal["in_set"], _KIND]
     values: Annotated[list[str | int | float | bool], Field(min_length=1)]
     """Accepted values."""
 
@@ -98,8 +97,7 @@ class InSet(ColumnRuleBase):
 class Between(ColumnRuleBase):
     """A number or a date lies within bounds, both inclusive; NULL passes."""
 
-    rule: Literal["between"]
-    """Kind of rule."""
+    rule: Annotated[Literal["between"], _KIND]
     min: Bound | None = None
     """Smallest accepted value."""
     max: Bound | None = None
@@ -109,8 +107,7 @@ class Between(ColumnRuleBase):
 class Regex(ColumnRuleBase):
     """A regular expression matches somewhere in the text; NULL passes."""
 
-    rule: Literal["regex"]
-    """Kind of rule."""
+    rule: Annotated[Literal["regex"], _KIND]
     pattern: Text
     """Regular expression, in the syntax that means the same in Java and in Python."""
 
@@ -118,8 +115,7 @@ class Regex(ColumnRuleBase):
 class Length(ColumnRuleBase):
     """The length of the text, in characters, is within bounds; NULL passes."""
 
-    rule: Literal["length"]
-    """Kind of rule."""
+    rule: Annotated[Literal["length"], _KIND]
     min: Size | None = None
     """Smallest accepted length."""
     max: Size | None = None
@@ -129,8 +125,7 @@ class Length(ColumnRuleBase):
 class TypeCastable(ColumnRuleBase):
     """Spark's `try_cast` can convert the text to a type; NULL passes."""
 
-    rule: Literal["type_castable"]
-    """Kind of rule."""
+    rule: Annotated[Literal["type_castable"], _KIND]
     type: CastType
     """Spark SQL type: `int`, `bigint`, `decimal(10,2)`, `double`, `boolean`, `date`, `timestamp` …"""
 
@@ -138,8 +133,7 @@ class TypeCastable(ColumnRuleBase):
 class Expression(RowRuleBase):
     """A Spark SQL condition over the columns of the row is not false; NULL passes, as in a CHECK constraint."""
 
-    rule: Literal["expression"]
-    """Kind of rule."""
+    rule: Annotated[Literal["expression"], _KIND]
     expression: Text
     """Spark SQL condition over the source columns of the same row, for example `shipped_at >= ordered_at`."""
 
@@ -155,8 +149,7 @@ class TableRuleBase(RuleBase):
 class Unique(TableRuleBase):
     """No two rows have the same values; a row with a NULL among them passes."""
 
-    rule: Literal["unique"]
-    """Kind of rule."""
+    rule: Annotated[Literal["unique"], _KIND]
     columns: Columns
     """Silver columns that are unique together."""
 
@@ -164,8 +157,7 @@ class Unique(TableRuleBase):
 class ForeignKey(TableRuleBase):
     """The values exist in a row of another table; a row with a NULL among them passes."""
 
-    rule: Literal["foreign_key"]
-    """Kind of rule."""
+    rule: Annotated[Literal["foreign_key"], _KIND]
     columns: Columns
     """Referencing silver columns."""
     references: Text
@@ -177,8 +169,7 @@ class ForeignKey(TableRuleBase):
 class RowCount(TableRuleBase):
     """The number of rows of the table is within bounds."""
 
-    rule: Literal["row_count"]
-    """Kind of rule."""
+    rule: Annotated[Literal["row_count"], _KIND]
     min: Size | None = None
     """Smallest accepted number of rows."""
     max: Size | None = None
@@ -188,8 +179,7 @@ class RowCount(TableRuleBase):
 class Freshness(TableRuleBase):
     """The newest value is not older than a maximum age; a table without a value fails."""
 
-    rule: Literal["freshness"]
-    """Kind of rule."""
+    rule: Annotated[Literal["freshness"], _KIND]
     column: Text
     """Silver column of timestamps or dates; those without a time zone are read as UTC."""
     max_age: Annotated[Milliseconds, Field(ge=1)]
@@ -199,8 +189,7 @@ class Freshness(TableRuleBase):
 class Monotonic(TableRuleBase):
     """The value never decreases from one row to the next; rows with NULL in either column are ignored."""
 
-    rule: Literal["monotonic"]
-    """Kind of rule."""
+    rule: Annotated[Literal["monotonic"], _KIND]
     column: Text
     """Silver column whose values increase."""
     by: Text
@@ -212,8 +201,7 @@ class Monotonic(TableRuleBase):
 class Expectation(TableRuleBase):
     """An expectation of Great Expectations, by its name."""
 
-    rule: Literal["expectation"]
-    """Kind of rule."""
+    rule: Annotated[Literal["expectation"], _KIND]
     expectation: Text
     """Name of the expectation, for example `expect_column_mean_to_be_between`."""
     arguments: dict[str, str | int | float | bool | list[str | int | float | bool] | None] = {}  # noqa: RUF012

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from cdc_lake.config.model import Pipeline
@@ -137,10 +138,10 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
     name = str(loc[-1])
     mark = parent.keys[name] if isinstance(parent, MappingNode) and name in parent.keys else parent.mark
     model = _model_at(loc[:-1])
-    known_keys = list(_keys(model)) if model is not None else []
+    known_keys = list(_fields(model)) if model is not None else []
     present_keys = parent.keys if isinstance(parent, MappingNode) else {}
     close = difflib.get_close_matches(name, known_keys, n=1, cutoff=0.6)
-    sources = [m for m in (PostgresSource, FamilySource) if parent_path == "source" and name in _keys(m)]
+    sources = [m for m in (PostgresSource, FamilySource) if parent_path == "source" and name in _fields(m)]
     if types := [str(tag) for source in sources for tag in _tags(source)]:
         elsewhere = " or ".join(filter(None, [", ".join(types[:-1]), types[-1]]))
         hint = f"`{name}` is a key of `type: {elsewhere}`"
@@ -245,15 +246,13 @@ def _closest(node: Node, expected: str) -> str:
 
 def _describe(loc: tuple[int | str, ...]) -> str:
     model = _model_at(loc[:-1])
-    for name, info in model.model_fields.items() if model is not None else ():
-        if (info.alias or name) == loc[-1] and info.description:
-            return f"add `{loc[-1]}: …`: {' '.join(info.description.split()).rstrip('.')}"
-    return f"add `{loc[-1]}: …`"
+    info = None if model is None else _fields(model).get(str(loc[-1]))
+    about = f": {' '.join(info.description.split()).rstrip('.')}" if info is not None and info.description else ""
+    return f"add `{loc[-1]}: …`{about}"
 
 
-def _keys(model: type[BaseModel]) -> Iterator[str]:
-    for name, info in model.model_fields.items():
-        yield info.alias or name
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel] | None:
@@ -269,8 +268,8 @@ def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel] | None:
             continue
         if model is None:
             return None
-        annotation = next((i.annotation for n, i in model.model_fields.items() if (i.alias or n) == part), None)
-        candidates = list(models_in(annotation))
+        info = _fields(model).get(part)
+        candidates = [] if info is None else list(models_in(info.annotation))
         model = candidates[0] if len(candidates) == 1 else None
     return model
 
