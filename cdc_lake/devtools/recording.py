@@ -28,11 +28,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol, Self
+from typing import BinaryIO, Final, Self
 
 import psycopg
 
-from cdc_lake.config.source import POSTGRES_TYPES
 from cdc_lake.errors import RecordingNotWritten, RecordingUnreadable, ServerUnreachable
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.source.gaussdb.slot import create_slot, create_slot_by_function, drop_slot_when_free
@@ -50,18 +49,8 @@ _DATA_TAG, _KEEPALIVE_TAG = ord("w"), ord("k")
 _EPOCH_2000: Final = 946_684_800  # seconds from 1970 to PostgreSQL's epoch
 
 
-class Capture(Protocol):
-    """An open stream that returns its messages as bytes. Raises SourceError."""
-
-    def poll(self, timeout: float) -> list[bytes]:
-        """Bodies of CopyData messages (`w…` and `k…`), waiting up to `timeout` seconds for the first."""
-
-    def close(self) -> None:
-        """Close the connection; a slot of its own goes with it."""
-
-
 class PostgresCapture:
-    """A capture of a PostgreSQL slot (implements `Capture`). `start` is its first position."""
+    """An open stream of a PostgreSQL slot. `start` is its first position."""
 
     def __init__(
         self,
@@ -101,7 +90,10 @@ class PostgresCapture:
         self._silence = IdleTimeout(silence, time.monotonic)
 
     def poll(self, timeout: float) -> list[bytes]:
-        """CopyData messages, waiting up to `timeout` seconds; also answers keepalives and sends the status when due."""
+        """Bodies of CopyData messages (`w…` and `k…`), waiting up to `timeout` seconds for the first.
+
+        Also answers keepalives and sends the status when due. Raises SourceError.
+        """
         if not (bodies := self._drain()):
             if self._poller.poll(max(0.0, min(timeout, self._told_at + self._interval - time.monotonic())) * 1000):
                 self._silence.record_activity()
@@ -171,11 +163,6 @@ class RecordingHeader:
     start: str = "0/0"
     started: str = ""
     redacted: bool = False
-
-    @property
-    def keepalives_confirm(self) -> bool:
-        """Whether a keepalive means that everything before its position was sent: not in parallel decoding."""
-        return self.source in POSTGRES_TYPES or self.options.get("parallel-decode-num") == "1"
 
     def line(self) -> bytes:
         """The first line of the file."""
@@ -411,7 +398,7 @@ class FamilyCapture:
             raise
 
     def poll(self, timeout: float) -> list[bytes]:
-        """Bodies of CopyData messages (`w…` and `k…`), waiting up to `timeout` seconds for the first."""
+        """Bodies of CopyData messages (`w…`), waiting up to `timeout` seconds for the first. Raises SourceError."""
         clock = int((time.time() - _EPOCH_2000) * 1_000_000)
         return [_DATA.pack(b"w", lsn, lsn, clock) + payload for lsn, payload in self._stream.poll(timeout)]
 

@@ -38,7 +38,6 @@ from cdc_lake.devtools import anonymize
 from cdc_lake.devtools.anonymize import Filler
 from cdc_lake.devtools.recording import (
     Alive,
-    Capture,
     Data,
     FamilyCapture,
     PostgresCapture,
@@ -293,14 +292,9 @@ class Recorded:
     unreadable: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A capture, and the format of its stream."""
-
-    capture: Capture
-    start: str
-    options: Mapping[str, str]
-    encoding: str = "UTF8"
+_Capture: TypeAlias = PostgresCapture | FamilyCapture
+_Open: TypeAlias = tuple[_Capture, Mapping[str, str], str]
+"""A capture, the options of its stream, and the encoding of its text."""
 
 
 def record(
@@ -324,24 +318,22 @@ def record(
         raise RecordingNotRedacted("the pipeline redacts, but a recording contains what the server sends")
     source = project.pipeline.source
     plugin = plugin or source.slot.plugin
-    opened = retry_while_slot_active(lambda: _open(project, plugin, slot), stop, report, PATIENCE)
+    capture, options, encoding = retry_while_slot_active(lambda: _open(project, plugin, slot), stop, report, PATIENCE)
     started = datetime.now(UTC).isoformat("T", "seconds")
-    header = RecordingHeader(
-        source.type, plugin, opened.options, opened.encoding, opened.start, started, redacted=bool(redact)
-    )
-    with closing(opened.capture):
-        report(ProgressEvent("record", f"recording {source.place} from {opened.start} into {file}"))
+    header = RecordingHeader(source.type, plugin, options, encoding, capture.start, started, redacted=bool(redact))
+    with closing(capture):
+        report(ProgressEvent("record", f"recording {source.place} from {capture.start} into {file}"))
         with RecordingWriter(file, header) as writer:
             commits = _commits(header) if limits.transactions is not None else None
             overwriting = _Overwriting(header) if redact else None
-            run = _Run(opened.capture, writer, limits, commits, overwriting)
+            run = _Run(capture, writer, limits, commits, overwriting)
             run.follow(stop)
     return Recorded(
         file=str(file),
         source=source.type,
         plugin=plugin,
         slot=slot,
-        start=opened.start,
+        start=capture.start,
         messages=run.messages,
         keepalives=run.keepalives,
         bytes=writer.size,
@@ -377,7 +369,7 @@ def _postgres(project: Project, source: PostgresSource, plugin: str, slot: str |
         session.close()
         raise
     # lines use the database's encoding, whatever a client requests
-    return _Open(capture, capture.start, options, "UTF8" if plugin == PGOUTPUT else encoding_of(session))
+    return capture, options, "UTF8" if plugin == PGOUTPUT else encoding_of(session)
 
 
 def _family(project: Project, source: FamilySource, plugin: str, slot: str | None) -> _Open:
@@ -398,59 +390,54 @@ def _family(project: Project, source: FamilySource, plugin: str, slot: str | Non
         source.silence_timeout / 1000,
     )
     capture = FamilyCapture(dial, plugin, options, slot=slot, order=order, status_interval=interval, silence=silence)
-    return _Open(capture, capture.start, options, facts.encoding)
+    return capture, options, facts.encoding
 
 
 def _application(project: Project) -> str:
     return f"cdc_lake {project.name} record"
 
 
+@dataclass(slots=True)
 class _Run:
     """One recording in progress."""
 
-    def __init__(
-        self,
-        capture: Capture,
-        writer: RecordingWriter,
-        limits: Limits,
-        commits: Callable[[Data], int] | None,
-        overwriting: _Overwriting | None,
-    ) -> None:
-        self._capture = capture
-        self._writer = writer
-        self._limits = limits
-        self._commits = commits
-        self._overwriting = overwriting
-        self._started = time.monotonic()
-        self.messages = self.keepalives = self.transactions = 0
+    capture: _Capture
+    writer: RecordingWriter
+    limits: Limits
+    commits: Callable[[Data], int] | None
+    overwriting: _Overwriting | None
+    started: float = field(default_factory=time.monotonic)
+    messages: int = 0
+    keepalives: int = 0
+    transactions: int = 0
 
     @property
     def seconds(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started
 
     def follow(self, stop: threading.Event) -> None:
         """Record until a limit or `stop`. The message that reaches a limit is the last one."""
         while not stop.is_set() and not self._is_limit_reached():
-            for body in self._capture.poll(_WAIT):
+            for body in self.capture.poll(_WAIT):
                 self._take(body)
                 if self._is_limit_reached():
                     break
 
     def _take(self, body: bytes) -> None:
         entry = copy_data(body)
-        self._writer.append(body if self._overwriting is None else self._overwriting.body(body, entry))
+        self.writer.append(body if self.overwriting is None else self.overwriting.body(body, entry))
         if isinstance(entry, Data):
             self.messages += 1
-            self.transactions += self._commits(entry) if self._commits else 0
+            self.transactions += self.commits(entry) if self.commits else 0
         else:
             self.keepalives += 1
 
     def _is_limit_reached(self) -> bool:
-        limits = self._limits
+        limits = self.limits
         return (
             (limits.seconds is not None and self.seconds >= limits.seconds)
-            or (limits.bytes is not None and self._writer.size >= limits.bytes)
+            or (limits.bytes is not None and self.writer.size >= limits.bytes)
             or (limits.transactions is not None and self.transactions >= limits.transactions)
         )
 
