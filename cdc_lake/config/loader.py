@@ -85,8 +85,7 @@ class References:
                     place = Mark(place.file, place.line, place.column + m.start())
                 if missing.problem is Problem.ENV_MISSING and is_secret(path):
                     hint = f"`export {m['body'].removeprefix('env:')}=…`, or keep it in a file: ${{file:secrets/NAME}}"
-                diagnostic = Diagnostic(Severity.ERROR, missing.problem, missing.summary, place.location(path), hint)
-                self.diagnostics.append(diagnostic)
+                self.diagnostics.append(fault(missing.problem, missing.summary, place, path, hint))
                 ok = False
             names.append(m["body"].split(":-")[0])
         pieces.append(text[position:])
@@ -165,11 +164,9 @@ def load_project(file: Path, *, environment: str | None = None, secrets: Secrets
     )
 
 
-def validate(
-    files: Sequence[Path], *, environment: str | None = None, secrets: Secrets | None = None
-) -> list[Diagnostic]:
+def validate(files: Sequence[Path], *, environment: str | None = None) -> list[Diagnostic]:
     """All problems of these pipeline files, including warnings."""
-    diagnostics = [d for file in files for d in _load(Path(file), environment, secrets)[1]]
+    diagnostics = [d for file in files for d in _load(Path(file), environment, None)[1]]
     return list(dict.fromkeys(diagnostics))
 
 
@@ -248,23 +245,20 @@ def read_tree(file: Path, environment: str | None) -> tuple[MappingNode | None, 
 def _read(file: Path, diagnostics: list[Diagnostic]) -> MappingNode | None:
     shown = display(file)
     try:
-        if file.is_dir():
-            diagnostics.append(_unreadable(shown, "is a folder", "name a pipeline file in it"))
-            return None
         data = file.read_bytes()
-    except FileNotFoundError:
-        diagnostics.append(_unreadable(shown, "does not exist", _sibling_files_hint(file)))
-        return None
     except OSError as bad:
-        diagnostics.append(_unreadable(shown, f"cannot be read: {bad.strerror or 'input/output error'}", ""))
+        match bad:
+            case IsADirectoryError():
+                why, hint = "is a folder", "name a pipeline file in it"
+            case FileNotFoundError():
+                why, hint = "does not exist", _sibling_files_hint(file)
+            case _:
+                why, hint = f"cannot be read: {bad.strerror or 'input/output error'}", ""
+        diagnostics.append(fault(Problem.UNREADABLE, f"`{shown}` {why}", Mark(shown, 1, 1), "", hint))
         return None
     tree, problems = parse(data, shown)
     diagnostics += problems
     return tree
-
-
-def _unreadable(shown: str, why: str, hint: str) -> Diagnostic:
-    return Diagnostic(Severity.ERROR, Problem.UNREADABLE, f"`{shown}` {why}", Mark(shown, 1, 1).location(), hint)
 
 
 def _sibling_files_hint(file: Path) -> str:
@@ -283,7 +277,7 @@ def _read_environment(root: Path, environment: str, diagnostics: list[Diagnostic
         has = f"; this project has {', '.join(environments)}" if environments else ""
         hint = f"create {shown} with the settings that differ (`{{}}` if none do), or omit the environment{has}"
         summary = f"environment `{environment}` has no file"
-        diagnostics.append(Diagnostic(Severity.ERROR, Problem.ENVIRONMENT, summary, Mark(shown, 1, 1).location(), hint))
+        diagnostics.append(fault(Problem.ENVIRONMENT, summary, Mark(shown, 1, 1), "", hint))
         return None
     return _read(file, diagnostics)
 
