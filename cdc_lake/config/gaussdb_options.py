@@ -219,10 +219,10 @@ def decoding_schema() -> dict[str, Any]:
     return {"properties": {name: _schema(option) for name, option in OPTIONS.items()}}
 
 
-def options_are_known(*, key: str, unless: str) -> dict[str, Any]:
-    """JSON Schema of the enclosing section: only known option names in `key`, unless `unless` is true."""
-    free = {"properties": {unless: {"const": True}}, "required": [unless]}
-    return {"if": {"not": free}, "then": {"properties": {key: {"propertyNames": {"enum": list(OPTIONS)}}}}}
+def options_are_known() -> dict[str, Any]:
+    """JSON Schema of the enclosing section: only known names in `decoding`, unless `allow_unknown_options` is true."""
+    free = {"properties": {"allow_unknown_options": {"const": True}}, "required": ["allow_unknown_options"]}
+    return {"if": {"not": free}, "then": {"properties": {"decoding": {"propertyNames": {"enum": list(OPTIONS)}}}}}
 
 
 def _schema(option: Option) -> dict[str, Any]:

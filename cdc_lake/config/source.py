@@ -220,7 +220,7 @@ class CsnGap(Section):
 class FamilySource(Section):
     """The GaussDB, openGauss or MogDB database that changes are read from."""
 
-    model_config = ConfigDict(json_schema_extra=options_are_known(key="decoding", unless="allow_unknown_options"))
+    model_config = ConfigDict(json_schema_extra=options_are_known())
 
     type: Literal["gaussdb", "opengauss", "mogdb"]
     """Kind of server."""

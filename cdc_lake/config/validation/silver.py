@@ -151,10 +151,7 @@ def _named_twice(texts: Sequence[str] | None, path: str, noun: str = "") -> Iter
 
 def _groups(pipeline: CheckedPipeline) -> Iterator[Finding]:
     """Tables that are not captured or in two groups, and tables that no group can hold."""
-    entries: dict[TableName, SilverTable] = {}
-    for entry in pipeline.silver.tables:
-        if (table := table_name(entry.from_)) is not None:
-            entries.setdefault(table, entry)
+    entries = {table_name(entry.from_): entry for entry in reversed(pipeline.silver.tables)}  # the first of a table
     names: dict[str, int] = {}
     first_lines: dict[TableName, int] = {}
     for i, group in enumerate(pipeline.silver.groups):
@@ -173,11 +170,11 @@ def _groups(pipeline: CheckedPipeline) -> Iterator[Finding]:
                 summary = f"`{table}` is already in a group, and two groups cannot hold one transaction"
                 yield Finding(Problem.GROUP, where, summary, hint)
             first_lines.setdefault(table, pipeline.line(where))
-            kind = (entries[table].kind if table in entries else None) or pipeline.silver.defaults.kind
-            if kind == "append":
+            entry = entries.get(table)
+            if ((entry and entry.kind) or pipeline.silver.defaults.kind) == "append":
                 summary = f"`{table}` cannot be in a group: a table of `kind: append` has no keys to hold"
                 yield Finding(Problem.GROUP, where, summary, "remove it, or write `kind: history`")
-            if table in entries and entries[table].where is not None:
+            if entry is not None and entry.where is not None:
                 why = "whether `where` includes a row may depend on values that are held"
                 yield Finding(Problem.GROUP, where, f"`{table}` cannot be in a group: {why}", "remove it")
 
