@@ -218,7 +218,15 @@ class ReceiverMetrics:
         self._errors.on_progress(progress)
         match progress.stage:
             case "landed":
-                self._count_commit(progress.facts)
+                facts = progress.facts
+                transactions, changes, operations = facts["transactions"], facts["changes"], facts["operations"]
+                assert isinstance(transactions, int)
+                assert isinstance(changes, int)
+                assert isinstance(operations, dict)
+                self._tally.add(TRANSACTIONS_TOTAL, by=transactions)
+                self._tally.observe(BATCH_ROWS, changes)
+                for op, number in operations.items():
+                    self._tally.add(CHANGES_TOTAL, op, by=number)
             case "snapshot":
                 self._copied = time.monotonic()
                 if "epoch" in progress.facts and progress.total is not None:  # the total, after the single steps
@@ -227,16 +235,6 @@ class ReceiverMetrics:
                 self._trouble = time.monotonic(), progress
             case _:
                 pass
-
-    def _count_commit(self, facts: Mapping[str, object]) -> None:
-        transactions, changes, operations = facts["transactions"], facts["changes"], facts["operations"]
-        assert isinstance(transactions, int)
-        assert isinstance(changes, int)
-        assert isinstance(operations, dict)
-        self._tally.add(TRANSACTIONS_TOTAL, by=transactions)
-        self._tally.observe(BATCH_ROWS, changes)
-        for op, number in operations.items():
-            self._tally.add(CHANGES_TOTAL, op, by=number)
 
     def health(self) -> Health:
         """The health now."""
