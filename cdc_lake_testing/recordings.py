@@ -6,9 +6,15 @@ import time
 from pathlib import Path
 from typing import Final
 
+from cdc_lake.config.source import POSTGRES_TYPES
 from cdc_lake.devtools.recording import Alive, Data, RecordingHeader, RecordingReader
 
 _POLL_BYTES: Final = 1 << 20  # one call of poll returns after about this much
+
+
+def confirms_by_keepalive(header: RecordingHeader) -> bool:
+    """Whether a keepalive means that everything before its position was sent: not in parallel decoding."""
+    return header.source in POSTGRES_TYPES or header.options.get("parallel-decode-num") == "1"
 
 
 class RecordingSource:
@@ -26,8 +32,9 @@ class RecordingSource:
         """
         self._reader = RecordingReader.open(path)
         header = self._reader.header
-        stated = header is not None and header.keepalives_confirm
-        self._keepalives_confirm = stated if keepalives_confirm is None else keepalives_confirm
+        self._keepalives_confirm = (
+            header is not None and confirms_by_keepalive(header) if keepalives_confirm is None else keepalives_confirm
+        )
         self._keepalive_end = 0
         self.ended = False
         self.confirmed = 0

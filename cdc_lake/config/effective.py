@@ -1,8 +1,7 @@
-"""The settings in force with the origin of each, secrets masked; and a pipeline as it will be read on another
-machine.
+"""The effective settings with their origins, secrets masked; and a pipeline as another machine will read it.
 
-In the latter, values of `${env:NAME}` and `${secret:scope/key}` are unknown and not looked up: the same files give the
-same answer whoever reads them.
+In the latter, the values of `${env:NAME}` and `${secret:scope/key}` are unknown and not looked up, so the same files
+give the same result on every machine.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from cdc_lake.config.fields import BYTES, MILLISECONDS, format_bytes, format_mil
 from cdc_lake.config.loader import References, bodies, display, project_root, read_tree, reading_order
 from cdc_lake.config.project import Origin, Project, effective_options
 from cdc_lake.config.schema import check
-from cdc_lake.config.secrets import is_secret
+from cdc_lake.config.secrets import CATALOG, is_secret
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.validation.source import cross_field
-from cdc_lake.config.yaml_tree import MappingNode, Mark, ScalarNode, join, nodes
+from cdc_lake.config.yaml_tree import Mark, ScalarNode, join, nodes
 from cdc_lake.model.diagnostic import ConfigInvalid, Problem, Severity
 
 MASKED = "••••••"
-_CATALOG = "lake.iceberg.uri"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value: its path, the value, the value as people write it, and its origin (None: a default)."""
+    """One setting: its path, its value, the value as text, and its origin (None: a default)."""
 
     path: str
     value: object
@@ -39,35 +37,31 @@ class Setting:
 
     @property
     def source(self) -> str:
-        """Where it came from, in a word or as file:line."""
+        """The origin as text: `default`, or file:line."""
         return str(self.origin) if self.origin else "default"
 
 
 def effective(project: Project) -> tuple[Setting, ...]:
-    """Every setting of a project in the order of the reference page."""
+    """All settings of a project, in the order of the reference page."""
     return tuple(_section(project, project.pipeline, ""))
 
 
 def _derived_values(project: Project) -> dict[str, object]:
-    """What an absent value stands for."""
-    return {
-        **_of_source(project),
+    """The values of settings that are derived if they are not set, by path."""
+    source = project.pipeline.source
+    values: dict[str, object] = {
         "source.slot.name": project.slot,
         "bronze.path": str(project.bronze_address or project.bronze),
-        _CATALOG: project.iceberg_uri,
+        CATALOG: project.iceberg_uri,
         "lake.iceberg.warehouse": project.iceberg_warehouse,
     }
-
-
-def _of_source(project: Project) -> dict[str, object]:
-    source = project.pipeline.source
     if isinstance(source, PostgresSource):
-        return {"source.publication": project.publication if source.slot.plugin == "pgoutput" else None}
-    ports = dict.fromkeys(address.replication_port for address in source.addresses)
-    return {
-        "source.replication_port": ", ".join(map(str, ports)) if source.mode == "stream" else None,
-        "source.slot.output_order": source.slot_order,
-    }
+        values["source.publication"] = project.publication if source.slot.plugin == "pgoutput" else None
+    else:
+        ports = dict.fromkeys(address.replication_port for address in source.addresses)
+        values["source.replication_port"] = ", ".join(map(str, ports)) if source.mode == "stream" else None
+        values["source.slot.output_order"] = source.slot_order
+    return values
 
 
 def _section(project: Project, section: BaseModel, path: str) -> Iterator[Setting]:
@@ -78,7 +72,7 @@ def _section(project: Project, section: BaseModel, path: str) -> Iterator[Settin
             value = effective_options(section)
         if value is None:
             value = _derived_values(project).get(key_path)
-        if key_path == _CATALOG:
+        if key_path == CATALOG:
             value = re.sub(r"(://[^:/@]*):[^@]*@", rf"\1:{MASKED}@", str(value))
         if BYTES in info.metadata and isinstance(value, int):
             yield Setting(key_path, value, format_bytes(value), project.origins.get(key_path))
@@ -119,7 +113,7 @@ _ONLY_THERE = frozenset({str(Problem.ENV_MISSING), str(Problem.SECRET)})
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One reference of a value. `kind`: `env`, `file` or `secret`; `default`: None where it has none."""
+    """One reference in a value. `kind`: `env`, `file` or `secret`; `default`: None if it has none."""
 
     kind: str
     name: str
@@ -135,7 +129,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One value as it is written, references and all."""
+    """One value as written, with its references."""
 
     path: str
     text: str
@@ -151,7 +145,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """A pipeline file with one environment laid over it."""
+    """A pipeline file overlaid with one environment."""
 
     name: str
     file: Path
@@ -161,12 +155,12 @@ class Deployed:
     references: tuple[Reference, ...]
 
     def value(self, path: str) -> Written | None:
-        """What is written at a path (`lake.path`), None where nothing is."""
+        """The value at a path (`lake.path`), None if there is none."""
         return next((v for v in self.values if v.path == path), None)
 
 
 def read_deployment(file: Path, environment: str) -> Deployed:
-    """Read a pipeline file as it is read elsewhere. Raises ConfigInvalid with what is wrong wherever that is."""
+    """Read a pipeline file as another machine will. Raises ConfigInvalid with the problems that it has everywhere."""
     tree, diagnostics = read_tree(file, environment)
     if tree is None:
         raise ConfigInvalid(diagnostics)
@@ -177,7 +171,8 @@ def read_deployment(file: Path, environment: str) -> Deployed:
     diagnostics += [d for d in references.diagnostics if d.code not in _ONLY_THERE] + problems
     diagnostics += [d for d in cross_field(tree) if d.code not in _ONLY_THERE]
     diagnostics.sort(key=reading_order(display(file)))
-    name = _name(tree)
+    named = tree.entries.get("pipeline")
+    name = named.text if isinstance(named, ScalarNode) and not named.broken else ""  # known elsewhere only
     if any(d.severity is Severity.ERROR for d in diagnostics) or not name:
         raise ConfigInvalid(diagnostics or references.diagnostics)
     return Deployed(
@@ -188,9 +183,3 @@ def read_deployment(file: Path, environment: str) -> Deployed:
         values=values,
         references=tuple(reference for value in values for reference in value.references()),
     )
-
-
-def _name(tree: MappingNode) -> str:
-    """Its name, empty where that is known elsewhere only."""
-    node = tree.entries.get("pipeline")
-    return node.text if isinstance(node, ScalarNode) and not node.broken else ""

@@ -1,12 +1,13 @@
-r"""Types that fields share: quantities with units (`32 MiB`, `200 ms`), releases (`6.0.2`), patterns of names.
+r"""Shared field types: quantities with units (`32 MiB`, `200 ms`), releases (`6.0.2`), and name patterns.
 
-A pattern is `schema.table` or `schema.table.column`; `*` and `?` match within a part and never across the dot, `\`
-escapes as in a `TableName`. In `source.tables` a leading `!` excludes tables, and patterns are read in order: a later
-one may include again what an earlier one excluded.
+A pattern is `schema.table` or `schema.table.column`. `*` and `?` match within one part, never across a dot; `\` escapes
+a character as in `TableName`. In `source.tables`, a leading `!` excludes tables; patterns apply in order, so a later
+pattern can include what an earlier one excluded.
 
-The white list that servers of the GaussDB family filter by is `schema.table,…`: `*` stands for a whole schema name,
-table name or both, never for a part of one. Names are compared as they are in the catalog, without quotes; a comma or
-a dot in one cannot be written. TRUNCATE and DDL lines ignore the list, so the receiver filters again by `tables`.
+Servers of the GaussDB family filter by a white list, `schema.table,…`, in which `*` stands for an entire schema name,
+table name, or both, never for part of a name. Names are compared as stored in the catalog, without quotes; a name that
+contains a comma or a dot cannot be written. TRUNCATE and DDL lines ignore the list, so the receiver filters by `tables`
+again.
 """
 
 from __future__ import annotations
@@ -29,40 +30,35 @@ def _parse(value: object, units: dict[str, int], example: str) -> int:
         return value
     if isinstance(value, str) and (m := _QUANTITY.fullmatch(value.strip())) and m[2] in units:
         return round(float(m[1]) * units[m[2]])
-    msg = f"expected a quantity with a unit ({', '.join(units)}), for example `{example}`"
-    raise ValueError(msg)
+    raise ValueError(f"expected a quantity with a unit ({', '.join(units)}), for example `{example}`")
 
 
 def _bytes(value: object) -> int:
     return _parse(value, _UNITS, "32 MiB")
 
 
-def _milliseconds(value: object) -> int:
+def parse_milliseconds(value: object) -> int:
+    """Parse a duration with a unit, such as `90 d`. Raises ValueError."""
     return _parse(value, _TIMES, "200 ms")
 
 
-def parse_milliseconds(text: str) -> int:
-    """A length of time as people write it, `90 d`. Raises ValueError."""
-    return _milliseconds(text)
-
-
 BYTES = BeforeValidator(_bytes, json_schema_input_type=int | str)
-MILLISECONDS = BeforeValidator(_milliseconds, json_schema_input_type=int | str)
+MILLISECONDS = BeforeValidator(parse_milliseconds, json_schema_input_type=int | str)
 
 Bytes = Annotated[int, BYTES, Field(ge=1, examples=["32 MiB"])]
-"""A number of bytes, written with a unit."""
+"""A size in bytes, written with a unit."""
 
 Milliseconds = Annotated[int, MILLISECONDS, Field(ge=0, examples=["200 ms"])]
-"""A length of time in milliseconds, written with a unit."""
+"""A duration in milliseconds, written with a unit."""
 
 
 def format_bytes(value: int) -> str:
-    """The largest unit that gives a whole number: `32 MiB`, exact and ready to be written back."""
+    """Format in the largest unit that divides the value, so that the text is exact: `32 MiB`."""
     return _format(value, _UNITS)
 
 
 def format_milliseconds(value: int) -> str:
-    """The largest unit that gives a whole number: `10 s`, exact and ready to be written back."""
+    """Format in the largest unit that divides the value, so that the text is exact: `10 s`."""
     return _format(value, _TIMES)
 
 
@@ -78,7 +74,7 @@ Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 
 
 class Section(BaseModel):
-    """What every section is: frozen, strict about unknown keys, silent about values in errors."""
+    """The base of all sections: frozen; unknown keys are errors, and errors do not show values."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", hide_input_in_errors=True, populate_by_name=True, use_attribute_docstrings=True
@@ -86,26 +82,25 @@ class Section(BaseModel):
 
 
 Release: TypeAlias = tuple[int, int, int]
-"""Three numbers; what a text does not say is 0. GaussDB's numbers are of another line than openGauss's and MogDB's."""
+"""Three numbers; missing ones are 0. GaussDB numbers its releases independently of openGauss and MogDB."""
 
 
 def parse_release(text: str) -> Release:
-    """The numbers a release begins with; raises ValueError where it begins with none."""
+    """Parse the numbers at the start of a release. Raises ValueError if there are none."""
     match = re.match(r"([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?", text)
     if match is None:
-        msg = f"`{text}` is not a release: expected numbers with dots"
-        raise ValueError(msg)
+        raise ValueError(f"`{text}` is not a release: expected numbers with dots")
     return int(match[1]), int(match[2] or 0), int(match[3] or 0)
 
 
 def pad_release(numbers: tuple[int, ...]) -> Release:
-    """Three numbers of however many there are: a shorter tuple would sort before its own release."""
+    """Pad or cut the numbers to three: a shorter tuple would sort before its own release."""
     first, second, third = (*numbers, 0, 0, 0)[:3]
     return first, second, third
 
 
 def show_release(release: Release) -> str:
-    """The release as people write it."""
+    """Format a release: `6.0.2`."""
     return ".".join(map(str, release))
 
 
@@ -114,21 +109,20 @@ _ENDS = ("", ".")  # what no wildcard matches
 
 
 def compile_pattern(text: str) -> re.Pattern[str]:
-    """A pattern without its `!` as a regular expression over `str(TableName)`. Raises ValueError where it is none."""
+    """Compile a table pattern, without its `!`, for matching `str(TableName)`. Raises ValueError if it is invalid."""
     TableName.parse(text)
     return _compile_regex(text)
 
 
 def compile_columns(text: str) -> re.Pattern[str]:
-    """A pattern of columns as a regular expression over `TableName.column`. Raises ValueError where it is none."""
+    """Compile a column pattern for matching `TableName.column`. Raises ValueError if it is invalid."""
     if len(parts_of(text)) != 3:
-        msg = f"`{text}` is not a column pattern: expected schema.table.column"
-        raise ValueError(msg)
+        raise ValueError(f"`{text}` is not a column pattern: expected schema.table.column")
     return _compile_regex(text)
 
 
 def exact_column(text: str) -> tuple[TableName, str] | None:
-    """The one column that a pattern of columns can mean; None where it has a wildcard."""
+    """The only column that a column pattern can match; None if the pattern has a wildcard."""
     if any(token in (_ANY, _ONE) for token in _tokens(text)):
         return None
     schema, table, column = parts_of(text)
@@ -136,7 +130,7 @@ def exact_column(text: str) -> tuple[TableName, str] | None:
 
 
 def overlap(pattern: str, other: str) -> bool:
-    """Whether some name matches both patterns, which have as many parts."""
+    """Whether a name can match both patterns, which have the same number of parts."""
     own_tokens, theirs = [*_tokens(pattern), ""], [*_tokens(other), ""]
     places, visited = [(0, 0)], {(0, 0)}
     while places:
@@ -155,7 +149,7 @@ def overlap(pattern: str, other: str) -> bool:
 
 
 def _tokens(text: str) -> list[str]:
-    r"""A pattern by character: `*`, `?` and the dots between parts as they are, every other one behind a `\`."""
+    r"""Split a pattern into characters: `*`, `?` and the dots between parts unchanged, others preceded by `\`."""
     tokens, after_backslash = [], False
     for char in text:
         if char == "\\" and not after_backslash:
@@ -173,7 +167,7 @@ def _compile_regex(text: str) -> re.Pattern[str]:
 
 
 def captures(patterns: Sequence[str], table: TableName) -> bool:
-    """Whether the patterns take a table in."""
+    """Whether the patterns include a table."""
     name, captured = str(table), False
     for pattern in patterns:
         if compile_pattern(pattern.removeprefix("!")).fullmatch(name):
@@ -181,58 +175,47 @@ def captures(patterns: Sequence[str], table: TableName) -> bool:
     return captured
 
 
-ANY = "*"
 _PLAIN = re.compile(r"[A-Za-z0-9_$#@ ]+")
-"""Names that can be written in every mode: ASCII, since the server compares bytes of its own encoding."""
+"""Names that can be written in every mode: only ASCII, because the server compares bytes in its own encoding."""
 
 
 def white_list(patterns: Sequence[str]) -> str | None:
-    """The narrowest list that lets through every table that `tables` takes in; None where that is every table.
+    """The narrowest white list that lets through every table that `tables` captures; None if that is every table.
 
-    Names with a wildcard inside or a character the list cannot hold become `*`: the list may let through more than
-    the patterns take in, never less. Patterns that take tables out are left to the receiver.
+    A name with a wildcard in it, or with a character that the list cannot represent, becomes `*`: the list may let
+    through more than the patterns capture, never less. The receiver applies patterns that exclude tables.
     """
-    entries = dict.fromkeys(_entry(p) for p in patterns if not p.startswith("!"))
+    required = [_required_entry(p) for p in patterns if not p.startswith("!")]
+    entries = dict.fromkeys(tuple(part if _PLAIN.fullmatch(part) else _ANY for part in entry) for entry in required)
     remaining = [e for e in entries if not any(other != e and covers(other, e) for other in entries)]
-    return (
-        None
-        if not remaining or (ANY, ANY) in remaining
-        else ",".join(f"{schema}.{table}" for schema, table in remaining)
-    )
+    if not remaining or (_ANY, _ANY) in remaining:
+        return None
+    return ",".join(".".join(entry) for entry in remaining)
 
 
 def find_uncovered(listed: str, patterns: Sequence[str]) -> list[str]:
-    """Patterns of `tables` of which a list that somebody wrote does not let through everything."""
-    entries = [(schema, table) for schema, _, table in (e.partition(".") for e in listed.split(","))]
+    """The patterns of `tables` whose tables a configured white list does not let through completely."""
+    entries = [entry.split(".") for entry in listed.split(",")]
     positive = [p for p in patterns if not p.startswith("!")]
     return [p for p in positive if not any(covers(entry, _required_entry(p)) for entry in entries)]
 
 
-def covers(entry: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Whether an entry lets through everything that another does."""
-    return all(a in (ANY, b) for a, b in zip(entry, other, strict=True))
+def covers(entry: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether an entry lets through everything that another entry does."""
+    return all(a in (_ANY, b) for a, b in zip(entry, other, strict=True))
 
 
 def wrong_entry(listed: str) -> str | None:
-    """The first entry that the server refuses or compares with nothing; None where all are right."""
+    """The first entry that the server rejects or never matches; None if all are valid."""
     for entry in listed.split(","):
         schema, dot, table = entry.partition(".")
         right = dot and schema and table and "." not in table and not re.search(r"\s", entry)
-        if not right or any(ANY in part and part != ANY for part in (schema, table)):
+        if not right or any(_ANY in part and part != _ANY for part in (schema, table)):
             return entry
     return None
 
 
-def _entry(pattern: str) -> tuple[str, str]:
-    schema, table = _required_entry(pattern)
-    return (schema if _PLAIN.fullmatch(schema) else ANY, table if _PLAIN.fullmatch(table) else ANY)
-
-
-def _required_entry(pattern: str) -> tuple[str, str]:
-    """A pattern's parts, `*` for one that has a wildcard."""
+def _required_entry(pattern: str) -> list[str]:
+    """The parts of a pattern, with `*` in place of a part that has a wildcard."""
     name = TableName.parse(pattern)
-    return _part(name.schema), _part(name.name)
-
-
-def _part(part: str) -> str:
-    return ANY if re.search(r"[*?]", part) else part
+    return [_ANY if re.search(r"[*?]", part) else part for part in (name.schema, name.name)]

@@ -1,8 +1,8 @@
-"""The options of logical decoding that GaussDB, openGauss and MogDB know, as data.
+"""The logical decoding options of GaussDB, openGauss and MogDB, as data.
 
 Names, forms, ranges and defaults are the server's. A mode is how a slot is read: by SQL functions, or by a stream that
-one thread decodes (serial) or several (parallel). In the open source the parsers say what exists; the rest is known
-from GaussDB's documents alone. Rules between options are in `validation/gaussdb.py`.
+one thread decodes (serial) or several (parallel). For the open-source servers, their parsers define which options
+exist; the others are known only from GaussDB's documentation. Rules between options are in `validation/gaussdb.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 OptionValue: TypeAlias = bool | int | str
-"""A value as a pipeline file gives it."""
+"""A value as written in a pipeline file."""
 
 GAUSSDB = frozenset({"gaussdb"})
 OPEN_SOURCE = frozenset({"opengauss", "mogdb"})
@@ -43,11 +43,11 @@ class Form(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: `low` and `high` bound a number, `default` is the server's, `sent_default` what is sent if nothing is
-    given.
+    """One option. `low`, `high`: bounds of a number; `default`: the server's; `sent_default`: the value that is sent if
+    none is configured.
 
-    `since` is the first release of openGauss (and of MogDB, which follows its numbers) that knows it. `wide`: GaussDB
-    from 505 on bounds the number in parallel mode by a share of its memory, which only the server knows.
+    `since`: the first release of openGauss that has it, and of MogDB, which uses the same numbers. `wide`: from 505 on,
+    GaussDB limits the number in parallel mode to a share of its memory, which only the server knows.
     """
 
     name: str
@@ -184,7 +184,7 @@ _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def as_boolean(value: OptionValue) -> bool | None:
-    """What the server's parser makes of a boolean: words, or their unambiguous beginnings, in any case; None: none."""
+    """A boolean as the server's parser reads it: words or their unambiguous prefixes, in any case; None if invalid."""
     if isinstance(value, bool):
         return value
     text = str(value).lower()
@@ -196,7 +196,7 @@ def as_boolean(value: OptionValue) -> bool | None:
 
 
 def as_number(value: OptionValue) -> int | None:
-    """A whole number, also from text; None where it is none."""
+    """An integer, also from text; None if it is not one."""
     if isinstance(value, bool):
         return None
     text = str(value)
@@ -204,7 +204,7 @@ def as_number(value: OptionValue) -> int | None:
 
 
 def as_sent(option: Option | None, value: OptionValue) -> str:
-    """The text that goes to the server for a value that fits its option (None: one we do not know)."""
+    """The text that is sent to the server for a valid value. `option` None: an unknown option."""
     form = Form.ANY if option is None else option.form
     if form is Form.BOOLEAN or isinstance(value, bool):
         return "on" if as_boolean(value) else "off"
@@ -215,14 +215,14 @@ def as_sent(option: Option | None, value: OptionValue) -> str:
 
 
 def decoding_schema() -> dict[str, Any]:
-    """JSON Schema of the section `decoding`: what an editor completes and explains."""
+    """JSON Schema of the section `decoding`, for completion and descriptions in editors."""
     return {"properties": {name: _schema(option) for name, option in OPTIONS.items()}}
 
 
-def options_are_known(*, key: str, unless: str) -> dict[str, Any]:
-    """JSON Schema of the section around: the names of options in `key` are known ones, unless `unless` is true."""
-    free = {"properties": {unless: {"const": True}}, "required": [unless]}
-    return {"if": {"not": free}, "then": {"properties": {key: {"propertyNames": {"enum": list(OPTIONS)}}}}}
+def options_are_known() -> dict[str, Any]:
+    """JSON Schema of the enclosing section: only known names in `decoding`, unless `allow_unknown_options` is true."""
+    free = {"properties": {"allow_unknown_options": {"const": True}}, "required": ["allow_unknown_options"]}
+    return {"if": {"not": free}, "then": {"properties": {"decoding": {"propertyNames": {"enum": list(OPTIONS)}}}}}
 
 
 def _schema(option: Option) -> dict[str, Any]:

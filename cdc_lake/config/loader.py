@@ -1,13 +1,14 @@
-"""From pipeline files to a project: read, merge the environment, resolve references, validate, report all problems.
+"""Loads pipeline files: reads them, overlays the environment, resolves references, validates, reports all problems.
 
-`conf/<environment>.yaml` of the project is laid over the pipeline file key by key: what is present there, also null,
-replaces what is here; lists are replaced as a whole. A value keeps the place where it was written.
+`conf/<environment>.yaml` of the project is overlaid on the pipeline file key by key: a value that is present in it,
+even null, replaces the one in the pipeline file; lists are replaced entirely. Each value keeps the location at which it
+was written.
 
-References inside values are `${env:NAME}`, `${env:NAME:-default}`, `${file:path}` and `${secret:scope/key}`; `$${`
-writes a literal `${`. A value that is nothing but one reference is read as if the text it resolves to had been written
-there; `:-` gives the default for a variable that is unset or empty, as in a shell. File paths are relative to the
-project, and one trailing line end is not part of the value. A malformed reference is not repeated in its problem: it
-may be part of a password. This is the only module that reads the environment.
+Values may contain the references `${env:NAME}`, `${env:NAME:-default}`, `${file:path}` and `${secret:scope/key}`; `$${`
+is a literal `${`. A value that consists of a single reference is interpreted as if the resolved text had been written
+in its place. As in a shell, `:-` supplies a default for a variable that is unset or empty. File paths are relative to
+the project, and one trailing newline is not part of the value. A malformed reference is not quoted in its problem,
+because it may be part of a password. This is the only module that reads the environment.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, fault
 from cdc_lake.model.diagnostic import ConfigInvalid, Diagnostic, Problem, Severity
 
 Secrets: TypeAlias = Callable[[str, str], str]
-"""Looks up `(scope, key)` in the secret store of the platform."""
+"""Looks up `(scope, key)` in the platform's secret store."""
 
 MAX_FILE_BYTES = 64 << 10
 _REFERENCE = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}?")
@@ -37,7 +38,7 @@ _GRAMMAR = "references are ${env:NAME}, ${env:NAME:-default}, ${file:path} and $
 
 
 def bodies(text: str) -> tuple[str, ...]:
-    """What stands between `${` and `}` in a text, reference by reference: `env:NAME:-default`."""
+    """The body of each reference in a text, that is, the text between `${` and `}`: `env:NAME:-default`."""
     return tuple(m["body"] for m in _REFERENCE.finditer(text) if not m["escape"])
 
 
@@ -49,7 +50,7 @@ class _Unresolved(Exception):  # never leaves this module
 
 @dataclass(slots=True)
 class References:
-    """Resolves the references of a tree in place and collects what is missing."""
+    """Resolves the references of a tree in place, and collects those that cannot be resolved."""
 
     root: Path
     secrets: Secrets | None = None
@@ -57,7 +58,7 @@ class References:
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def resolve(self, root: Node) -> None:
-        """Replace every reference below a node; a missing one becomes a diagnostic and leaves None."""
+        """Replace all references below a node; one that cannot be resolved is reported, and its value becomes None."""
         for path, node, _ in nodes(root):
             if isinstance(node, ScalarNode) and isinstance(node.value, str) and "${" in node.value:
                 self._scalar(node, path)
@@ -79,11 +80,12 @@ class References:
                     raise _Unresolved(Problem.REFERENCE, "a reference is not closed by `}`", _GRAMMAR)  # noqa: TRY301
                 pieces.append(self._value(m["body"]))
             except _Unresolved as missing:
-                place, hint = _shift(node.mark, m.start(), node), missing.hint
+                place, hint = node.mark, missing.hint
+                if node.plain and "\n" not in text:
+                    place = Mark(place.file, place.line, place.column + m.start())
                 if missing.problem is Problem.ENV_MISSING and is_secret(path):
                     hint = f"`export {m['body'].removeprefix('env:')}=…`, or keep it in a file: ${{file:secrets/NAME}}"
-                diagnostic = Diagnostic(Severity.ERROR, missing.problem, missing.summary, place.location(path), hint)
-                self.diagnostics.append(diagnostic)
+                self.diagnostics.append(fault(missing.problem, missing.summary, place, path, hint))
                 ok = False
             names.append(m["body"].split(":-")[0])
         pieces.append(text[position:])
@@ -112,11 +114,8 @@ class References:
         if has_default:
             return value or default
         if value is None:
-            raise _Unresolved(
-                Problem.ENV_MISSING,
-                f"environment variable {name} is not set",
-                f"`export {name}=…`, or give a default: ${{env:{name}:-default}}",
-            )
+            hint = f"`export {name}=…`, or give a default: ${{env:{name}:-default}}"
+            raise _Unresolved(Problem.ENV_MISSING, f"environment variable {name} is not set", hint)
         return value
 
     def _file(self, rest: str) -> str:
@@ -129,11 +128,8 @@ class References:
             text = data.decode("utf-8")
         except (OSError, ValueError) as bad:
             why = bad.strerror if isinstance(bad, OSError) and bad.strerror else "not UTF-8 text"
-            raise _Unresolved(
-                Problem.FILE_MISSING,
-                f"file `{rest}` cannot be read: {why}",
-                f"paths in references are relative to the project folder, {self.root}",
-            ) from bad
+            hint = f"paths in references are relative to the project folder, {self.root}"
+            raise _Unresolved(Problem.FILE_MISSING, f"file `{rest}` cannot be read: {why}", hint) from bad
         return text.removesuffix("\n").removesuffix("\r")
 
     def _secret(self, rest: str) -> str:
@@ -141,17 +137,9 @@ class References:
         if not (scope and slash and key):
             raise _Unresolved(Problem.REFERENCE, "`${secret:…}` does not name scope/key", _GRAMMAR)
         if self.secrets is None:
-            raise _Unresolved(
-                Problem.SECRET,
-                f"secret `{rest}` can only be read on Databricks",
-                "elsewhere use ${env:NAME} or ${file:path}; conf/ENVIRONMENT.yaml can set it for one environment",
-            )
+            hint = "elsewhere use ${env:NAME} or ${file:path}; conf/ENVIRONMENT.yaml can set it for one environment"
+            raise _Unresolved(Problem.SECRET, f"secret `{rest}` can only be read on Databricks", hint)
         return self.secrets(scope, key)
-
-
-def _shift(mark: Mark, by: int, node: ScalarNode) -> Mark:
-    """The place of a reference inside a plain scalar of one line; the scalar's own place otherwise."""
-    return Mark(mark.file, mark.line, mark.column + by) if node.plain and "\n" not in node.text else mark
 
 
 PIPELINES = "pipelines"
@@ -159,67 +147,58 @@ CONF = "conf"
 
 
 def load_project(file: Path, *, environment: str | None = None, secrets: Secrets | None = None) -> Project:
-    """Load a pipeline file, with `conf/<environment>.yaml` laid over where one is named.
+    """Load a pipeline file, overlaid with `conf/<environment>.yaml` if an environment is named.
 
-    `secrets` looks up `${secret:scope/key}` where the platform has a store. Raises ConfigInvalid with every problem.
+    `secrets` looks up `${secret:scope/key}` if the platform has a store. Raises ConfigInvalid with all problems.
     """
-    loaded = _load(Path(file), environment, secrets)
-    if loaded.pipeline is None:
-        raise ConfigInvalid(loaded.diagnostics)
+    pipeline, diagnostics, origins = _load(Path(file), environment, secrets)
+    if pipeline is None:
+        raise ConfigInvalid(diagnostics)
     return Project(
-        pipeline=loaded.pipeline,
+        pipeline=pipeline,
         file=Path(file).resolve(),
-        root=loaded.root,
+        root=project_root(Path(file)),
         environment=environment,
-        origins=loaded.origins,
-        warnings=tuple(d for d in loaded.diagnostics if d.code == Problem.RENAMED),
+        origins=origins,
+        warnings=tuple(d for d in diagnostics if d.code == Problem.RENAMED),
     )
 
 
-def validate(
-    files: Sequence[Path], *, environment: str | None = None, secrets: Secrets | None = None
-) -> list[Diagnostic]:
-    """Everything wrong with these pipeline files, warnings included; empty where all is well."""
-    diagnostics = [d for file in files for d in _load(Path(file), environment, secrets).diagnostics]
+def validate(files: Sequence[Path], *, environment: str | None = None) -> list[Diagnostic]:
+    """All problems of these pipeline files, including warnings."""
+    diagnostics = [d for file in files for d in _load(Path(file), environment, None)[1]]
     return list(dict.fromkeys(diagnostics))
 
 
 def project_root(file: Path) -> Path:
-    """The project a pipeline file belongs to: the folder above `pipelines/`, otherwise the file's own folder."""
+    """The project of a pipeline file: the parent of its folder `pipelines/`, otherwise the file's own folder."""
     folder = file.resolve().parent
     return folder.parent if folder.name == PIPELINES else folder
 
 
-@dataclass(slots=True)
-class _Loaded:
-    root: Path
-    pipeline: Pipeline | None = None
-    diagnostics: list[Diagnostic] = field(default_factory=list)
-    origins: dict[str, Origin] = field(default_factory=dict)
-
-
-def _load(file: Path, environment: str | None, secrets: Secrets | None) -> _Loaded:
-    loaded = _Loaded(project_root(file))
-    tree, loaded.diagnostics = read_tree(file, environment)
+def _load(
+    file: Path, environment: str | None, secrets: Secrets | None
+) -> tuple[Pipeline | None, list[Diagnostic], dict[str, Origin]]:
+    tree, diagnostics = read_tree(file, environment)
     if tree is None:
-        return loaded
-    loaded.diagnostics += rename_settings(tree)
-    references = References(loaded.root, secrets)
+        return None, diagnostics, {}
+    diagnostics += rename_settings(tree)
+    references = References(project_root(file), secrets)
     references.resolve(tree)
     pipeline, problems = check(tree)
-    loaded.diagnostics += [*references.diagnostics, *problems, *cross_field(tree), *secret_rules(tree, loaded.root)]
-    loaded.diagnostics.sort(key=reading_order(display(file)))
-    if not any(d.severity is Severity.ERROR for d in loaded.diagnostics):
-        loaded.pipeline = pipeline
+    diagnostics += [*references.diagnostics, *problems, *cross_field(tree), *secret_rules(tree, references.root)]
+    diagnostics.sort(key=reading_order(display(file)))
+    origins = {}
     for path, node, _ in nodes(tree):
         if not isinstance(node, MappingNode):
             through = node.references if isinstance(node, ScalarNode) else ()
-            loaded.origins[path] = Origin(node.mark.file, node.mark.line, node.mark.column, through)
-    return loaded
+            origins[path] = Origin(node.mark.file, node.mark.line, node.mark.column, through)
+    failed = any(d.severity is Severity.ERROR for d in diagnostics)
+    return None if failed else pipeline, diagnostics, origins
 
 
 def rename_settings(tree: MappingNode) -> Iterator[Diagnostic]:
-    """Give settings that have their name of 0.3 the one of now; a warning for each."""
+    """Rename settings that still have their name of version 0.3, with a warning for each."""
     for path, name in RENAMED.items():
         *sections, former = path.split(".")
         node: Node | None = tree
@@ -240,7 +219,7 @@ def rename_settings(tree: MappingNode) -> Iterator[Diagnostic]:
 
 
 def reading_order(first: str) -> Callable[[Diagnostic], tuple[bool, str, int, int]]:
-    """The order to tell problems in: those of the file `first`, as it is shown, then by file, line and column."""
+    """The sort key of problems: those in the file `first`, as displayed, then by file, line and column."""
 
     def key(diagnostic: Diagnostic) -> tuple[bool, str, int, int]:
         place = diagnostic.location
@@ -250,16 +229,13 @@ def reading_order(first: str) -> Callable[[Diagnostic], tuple[bool, str, int, in
 
 
 def display(file: Path) -> str:
-    """A file as it is shown: below the working directory from there, otherwise in full."""
-    full = file.resolve()
-    try:
-        return full.relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return str(full)
+    """A file as displayed: relative to the working directory if it is below it, otherwise the full path."""
+    full, folder = file.resolve(), Path.cwd()
+    return full.relative_to(folder).as_posix() if full.is_relative_to(folder) else str(full)
 
 
 def read_tree(file: Path, environment: str | None) -> tuple[MappingNode | None, list[Diagnostic]]:
-    """A pipeline file with its environment laid over it, references as written; and what hinders reading it."""
+    """A pipeline file overlaid with its environment, references unresolved; and the problems of reading it."""
     diagnostics: list[Diagnostic] = []
     base = _read(file, diagnostics)
     over = _read_environment(project_root(file), environment, diagnostics) if environment is not None else None
@@ -269,23 +245,20 @@ def read_tree(file: Path, environment: str | None) -> tuple[MappingNode | None, 
 def _read(file: Path, diagnostics: list[Diagnostic]) -> MappingNode | None:
     shown = display(file)
     try:
-        if file.is_dir():
-            diagnostics.append(_unreadable(shown, "is a folder", "name a pipeline file in it"))
-            return None
         data = file.read_bytes()
-    except FileNotFoundError:
-        diagnostics.append(_unreadable(shown, "does not exist", _sibling_files_hint(file)))
-        return None
     except OSError as bad:
-        diagnostics.append(_unreadable(shown, f"cannot be read: {bad.strerror or 'input/output error'}", ""))
+        match bad:
+            case IsADirectoryError():
+                why, hint = "is a folder", "name a pipeline file in it"
+            case FileNotFoundError():
+                why, hint = "does not exist", _sibling_files_hint(file)
+            case _:
+                why, hint = f"cannot be read: {bad.strerror or 'input/output error'}", ""
+        diagnostics.append(fault(Problem.UNREADABLE, f"`{shown}` {why}", Mark(shown, 1, 1), "", hint))
         return None
     tree, problems = parse(data, shown)
     diagnostics += problems
     return tree
-
-
-def _unreadable(shown: str, why: str, hint: str) -> Diagnostic:
-    return Diagnostic(Severity.ERROR, Problem.UNREADABLE, f"`{shown}` {why}", Mark(shown, 1, 1).location(), hint)
 
 
 def _sibling_files_hint(file: Path) -> str:
@@ -304,13 +277,13 @@ def _read_environment(root: Path, environment: str, diagnostics: list[Diagnostic
         has = f"; this project has {', '.join(environments)}" if environments else ""
         hint = f"create {shown} with the settings that differ (`{{}}` if none do), or omit the environment{has}"
         summary = f"environment `{environment}` has no file"
-        diagnostics.append(Diagnostic(Severity.ERROR, Problem.ENVIRONMENT, summary, Mark(shown, 1, 1).location(), hint))
+        diagnostics.append(fault(Problem.ENVIRONMENT, summary, Mark(shown, 1, 1), "", hint))
         return None
     return _read(file, diagnostics)
 
 
 def lay_over(base: MappingNode, over: MappingNode) -> MappingNode:
-    """`over` on top of `base`, key by key; each value keeps its place."""
+    """Overlay `over` on `base`, key by key; each value keeps its location."""
     merged = MappingNode(base.mark, dict(base.entries), dict(base.keys))
     for key, value in over.entries.items():
         below = merged.entries.get(key)

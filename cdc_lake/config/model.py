@@ -1,6 +1,6 @@
-"""The pipeline file as frozen values. Field descriptions are the editor's help and the reference page.
+"""The models of the pipeline file. Field descriptions appear in editors and on the reference page.
 
-A section is the constructor argument of what it configures; nothing below `config` reads a file or the environment.
+A section is the constructor argument of what it configures; only `config` reads the file and the environment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr, Strict
 
 from cdc_lake.config.fields import MILLISECONDS, Bytes, Count, Milliseconds, Name, Section, Text
 from cdc_lake.config.rules import Rule
-from cdc_lake.config.silver_tables import DeclaredType, NumericType, Redact, RedactKey
+from cdc_lake.config.silver_tables import DeclaredType, NumericType, Redact
 from cdc_lake.config.source import Source, host_and_port
 
 
@@ -56,11 +56,7 @@ class Observe(Section):
     """What a run exposes to monitoring; nothing by default."""
 
     metrics: (
-        Annotated[
-            str,
-            Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"),
-            AfterValidator(_address),
-        ]
+        Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"), AfterValidator(_address)]
         | None
     ) = None
     """Address at which a continuously running receiver serves `/metrics` and `/healthz`, for example `127.0.0.1:9187`.
@@ -74,7 +70,7 @@ class Observe(Section):
     """OpenLineage events of apply."""
 
 
-# Bucket naming rules of Amazon S3; keys of ours stay within characters that every client writes alike in a URL.
+# Amazon S3's rules for bucket names; keys have only characters that every client encodes in the same way in a URL.
 _ADDRESS = re.compile(
     r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<key>[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*)/?"
 )
@@ -101,23 +97,22 @@ class Storage(Section):
 
 @dataclass(frozen=True, slots=True)
 class ObjectAddress:
-    """A folder of a bucket."""
+    """A folder in a bucket."""
 
     bucket: str
     key: str
 
     @classmethod
     def parse(cls, text: str) -> ObjectAddress:
-        """From `s3://bucket/folder`. Raises ValueError."""
+        """Parse `s3://bucket/folder`. Raises ValueError."""
         match = _ADDRESS.fullmatch(text)
         if match is None or any(part in {".", ".."} for part in match["key"].split("/")):
-            msg = "an address in an object store is s3://bucket/folder"
-            raise ValueError(msg)
+            raise ValueError("an address in an object store is s3://bucket/folder")
         return cls(match["bucket"], match["key"])
 
     @property
     def path(self) -> str:
-        """As Arrow's file system has it."""
+        """The path in Arrow's file system."""
         return f"{self.bucket}/{self.key}"
 
     def __str__(self) -> str:
@@ -212,7 +207,7 @@ class Bronze(Section):
     apply stops."""
     redact: list[Redact] = []  # noqa: RUF012  # pydantic copies defaults
     """Columns whose values never reach the lake. Logical messages are then omitted as well."""
-    redact_key: RedactKey | None = None
+    redact_key: SecretStr | None = None
     """Key of `strategy: sha256` (HMAC), at least 16 bytes, as a reference (`${env:NAME}`, `${file:path}`)."""
 
 
@@ -249,7 +244,7 @@ class Lake(Section):
 TableKind = Literal["current", "history", "append"]
 
 ColumnName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,126}$")]
-"""A name that needs no quoting in either format."""
+"""A name that needs no quotes in either format."""
 
 
 Misfit = Literal["quarantine", "stop"]

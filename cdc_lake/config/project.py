@@ -1,7 +1,7 @@
-"""A project: a pipeline with every default worked out and every path absolute. What the loops take.
+"""A project: a pipeline with all defaults resolved and all paths absolute, which the loops take.
 
 Paths in a pipeline file are relative to the project: the folder above `pipelines/` if the file is in a folder of that
-name, otherwise the file's own folder. The working directory never matters.
+name, otherwise the file's own folder. They never depend on the working directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cdc_lake.model.relation import TableName
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one source table goes, and what is kept of it; `keys`: None for the source's own; `rules`: as written."""
+    """The silver table of one source table, and its settings. `keys`: None for the source's own."""
 
     source: TableName
     namespace: str
@@ -49,28 +49,28 @@ class Target:
 
     @property
     def label(self) -> str:
-        """`namespace.name`, as people write it."""
+        """`namespace.name`."""
         return f"{self.namespace}.{self.name}"
 
     @property
     def keeps_past(self) -> bool:
-        """Whether the table's content says what its rows were, or that they were."""
+        """Whether the table records former states of rows, or that deleted rows existed."""
         return self.kind != "current" or self.deletes == "soft"
 
     @property
     def row_rules(self) -> tuple[RowRule, ...]:
-        """The rules that judge changes."""
+        """The rules that are evaluated on changes."""
         return tuple(rule for rule in self.rules if isinstance(rule, ROW_RULES))
 
     @property
     def table_rules(self) -> tuple[TableRule, ...]:
-        """The rules that judge the table as it stands."""
+        """The rules that are evaluated on the whole table."""
         return tuple(rule for rule in self.rules if isinstance(rule, TABLE_RULES))
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tables that hold whole transactions."""
+    """Tables whose transactions are quarantined as a whole."""
 
     name: str
     tables: tuple[TableName, ...]
@@ -78,7 +78,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from: its place in a file, and the references (`env:NAME`) it was read through."""
+    """The origin of a value: its location in a file, and the references (`env:NAME`) that it was resolved from."""
 
     file: str
     line: int
@@ -92,10 +92,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Project:
-    """A loaded pipeline: its settings, the file it came from, its folder, and where each value was written.
+    """A loaded pipeline: its settings, its file, its project folder, and where each value was written.
 
-    `origins` is keyed by the path of a value (`silver.tables[0].from`); what is not in it is a default. `warnings`:
-    settings with the name of an older version.
+    `origins`: by path of a value (`silver.tables[0].from`); values that are not in it are defaults. `warnings`:
+    settings that have the name of an older version.
     """
 
     pipeline: Pipeline
@@ -112,7 +112,7 @@ class Project:
 
     @property
     def postgres(self) -> PostgresSource:
-        """The source, where it is a PostgreSQL. Raises NotForThisSource."""
+        """The source, if it is a PostgreSQL. Raises NotForThisSource."""
         source = self.pipeline.source
         if isinstance(source, PostgresSource):
             return source
@@ -120,7 +120,7 @@ class Project:
 
     @property
     def family(self) -> FamilySource:
-        """The source, where it is a server of the GaussDB family. Raises NotForThisSource."""
+        """The source, if it is a server of the GaussDB family. Raises NotForThisSource."""
         source = self.pipeline.source
         if isinstance(source, FamilySource):
             return source
@@ -133,7 +133,7 @@ class Project:
 
     @property
     def publication(self) -> str:
-        """The publication's name on the server. Raises NotForThisSource where the server has none."""
+        """The publication's name on the server. Raises NotForThisSource if the source has no publications."""
         return self.postgres.publication or self.slot
 
     @property
@@ -143,29 +143,29 @@ class Project:
 
     @property
     def bronze(self) -> Path:
-        """Folder of the bronze table, where it is a Delta table on this machine."""
+        """Folder of the bronze table, if it is a Delta table on this machine."""
         path = self.pipeline.bronze.path
         return self.root / path if path else self.lake / "bronze" / self.name
 
     @property
     def bronze_address(self) -> ObjectAddress | None:
-        """Address of the bronze table, where it is a Delta table in an object store."""
+        """Address of the bronze table, if it is a Delta table in an object store."""
         path = self.pipeline.bronze.path
         return ObjectAddress.parse(path) if path and "://" in path else None
 
     @property
     def control(self) -> Path:
-        """Folder of the control tables where they are on this machine, and of what belongs to them."""
+        """Folder of the control tables if they are on this machine, and of files that belong to them."""
         return self.lake / "control" / self.name
 
     @property
     def control_address(self) -> ObjectAddress | None:
-        """Folder of the control tables in an object store, where they are there."""
+        """Address of the control tables, if they are in an object store."""
         path = self.pipeline.lake.control
         return None if path is None else ObjectAddress.parse(f"{path.rstrip('/')}/{self.name}")
 
     def require_folders(self) -> None:
-        """Raise BronzeNotWritten or ControlNotWritten where a file stands in the way of a folder on this machine."""
+        """Raise BronzeNotWritten or ControlNotWritten if a file exists in place of a folder on this machine."""
         folders: list[tuple[Path, type[LakeError]]] = [(self.control, ControlNotWritten)]
         if self.bronze_address is None and self.pipeline.bronze.format == "delta":
             folders.append((self.bronze, BronzeNotWritten))
@@ -177,7 +177,7 @@ class Project:
 
     @property
     def lease(self) -> Path:
-        """Folder of the lease on silver, on this machine: a store has no locks, and a mounted one often has none."""
+        """Local folder of the lease on silver: an object store has no locks, and a mounted one often has none."""
         if self.control_address is None:
             return self.control
         lake = hashlib.sha256(str(self.lake.absolute()).encode()).hexdigest()[:12]
@@ -185,12 +185,12 @@ class Project:
 
     @property
     def checkpoint(self) -> Path:
-        """Folder of Spark's checkpoint: a hint, never the truth."""
+        """Folder of Spark's checkpoint, which is only a hint."""
         return self.lake / "checkpoints" / self.name
 
     @property
     def scratch(self) -> Path:
-        """Folder of copies that a run makes for itself."""
+        """Folder of temporary copies that a run makes."""
         return self.lake / "scratch" / self.name
 
     @property
@@ -206,7 +206,7 @@ class Project:
 
     @property
     def textfile(self) -> Path | None:
-        """File that apply writes its metrics into."""
+        """File that apply writes its metrics to."""
         path = self.pipeline.observe.textfile
         return None if path is None else self.root / path
 
@@ -217,7 +217,7 @@ class Project:
 
     @property
     def iceberg_warehouse(self) -> str | None:
-        """Root of the Iceberg tables, a URI; of a REST catalog the warehouse's name there, None: its own choice."""
+        """Root URI of the Iceberg tables; for a REST catalog the name of its warehouse, None for its default."""
         warehouse = self.pipeline.lake.iceberg.warehouse
         if self.pipeline.lake.iceberg.type == "rest":
             return warehouse
@@ -231,16 +231,16 @@ class Project:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups of tables that hold whole transactions."""
+        """The groups of tables whose transactions are quarantined as a whole."""
         groups = self.pipeline.silver.groups
         return tuple(Group(group.name, tuple(map(TableName.parse, group.tables))) for group in groups)
 
     def group(self, table: TableName) -> Group | None:
-        """The group of a table, None where it stands alone."""
+        """The group of a table, None if it is in no group."""
         return next((group for group in self.groups if table in group.tables), None)
 
     def target(self, table: TableName) -> Target:
-        """Where a source table goes."""
+        """The silver table of a source table."""
         defaults = self.pipeline.silver.defaults
         entry = next(
             (t for t in self.pipeline.silver.tables if TableName.parse(t.from_) == table), SilverTable(from_=str(table))
@@ -277,7 +277,7 @@ class Project:
         )
 
     def key_location(self, target: Target, key: str) -> str:
-        """Where a key of a silver table is written: `pipelines/shop.yaml:14`, else what it is in the file."""
+        """Where a key of a silver table is written: `pipelines/shop.yaml:14`; its path if it is not."""
         return str(self.origin(target, key) or self._path(target, key))
 
     def place(self, target: Target, key: str) -> str:
@@ -286,11 +286,11 @@ class Project:
         return self._path(target, key) if origin is None else f"{origin.file}:{origin.line}:{origin.column}"
 
     def origin(self, target: Target, key: str) -> Origin | None:
-        """The place itself, None where it is not written."""
+        """The origin of a key of a silver table, None if it is not written."""
         return self.origins.get(self._path(target, key))
 
     def _path(self, target: Target, key: str) -> str:
-        """What a key of a silver table is in the file."""
+        """The path of a key of a silver table."""
         for index, table in enumerate(self.pipeline.silver.tables):
             if TableName.parse(table.from_) == target.source:
                 return f"silver.tables[{index}].{key}"
@@ -298,17 +298,17 @@ class Project:
 
 
 def default_name(table: TableName) -> str:
-    """The silver name of a source table: its own, in lower case, with the schema before it outside `public`."""
+    """The silver name of a source table: its name in lower case, prefixed with its schema unless that is `public`."""
     text = table.name if table.schema == "public" else f"{table.schema}_{table.name}"
     return "".join(c if c.isascii() and c.isalnum() else "_" for c in text.lower())
 
 
 def effective_options(source: FamilySource, mode: Mode | None = None) -> dict[str, str]:
-    """Options by name, as sent in `mode` (by default the one the source asks for). Takes a source that was judged.
+    """Options by name, as sent in `mode` (by default that of the source). The source must be valid.
 
-    What decides how the stream reads is always sent, since a server may have other defaults: the number of decoders,
-    style, batches, xids, times, empty transactions, and the order of a slot in CSN order. Given options that do not
-    exist in `mode` are left out.
+    Options that determine the form of the stream are always sent, because a server may have other defaults: the number
+    of decoders, style, batches, xids, times, empty transactions, and the order of a slot in CSN order. Configured
+    options that do not exist in `mode` are omitted.
     """
     mode = mode or source.decoding_mode
     values: dict[str, OptionValue] = {

@@ -1,12 +1,12 @@
-r"""The quality rules of silver tables as they are written: one section a kind, told apart by `rule`.
+r"""The quality rules of silver tables in the pipeline file: one section per kind of rule, distinguished by `rule`.
 
-A row rule judges the row after each change, before it is merged. A table rule judges a silver table as a whole, when
-silver is judged; there is no change that it could quarantine or stop at. `EXPECTATIONS` lists what a rule
-`expectation` may name; those that need a database's query language or compare with another table are left out.
+A row rule is evaluated on the row after each change, before the change is merged. A table rule is evaluated on a silver
+table as a whole; there is no change that it could quarantine or stop at. `EXPECTATIONS` lists the names that a rule
+`expectation` may have; expectations that need a database's query language or compare with another table are omitted.
 
-Patterns of a rule `regex` must mean the same in Java, where the gate runs, and in Python, where a report is made: what
-one of the two lacks or reads differently is refused with its position. Both are given flags (`java`, `python`) to take
-only `\n` for the end of a line and ASCII for `\w`, `\d`, `\s`.
+The pattern of a rule `regex` must mean the same in Java, which evaluates changes, and in Python, which makes reports:
+what one of the two lacks or interprets differently is rejected with its position. Both get flags (`java`, `python`)
+with which only `\n` ends a line, and `\w`, `\d`, `\s` match only ASCII.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pydantic import AfterValidator, Field, Strict, WithJsonSchema
 from cdc_lake.config.fields import Milliseconds, Section, Text
 
 Bound = Annotated[int, Strict()] | Annotated[float, Strict()] | Annotated[str, Strict()]
-"""Strict, so that `true` is no number and a quoted number stays text."""
+"""Strict, so that `true` is not a number and a quoted number remains text."""
 
 Size = Annotated[int, Field(ge=0, strict=True)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Columns = Annotated[list[Text], Field(min_length=1)]
+_KIND = Field(description="Kind of rule.")
 
 _CASTABLE = re.compile(
     r"smallint|int|bigint|float|double|boolean|date|timestamp|timestamp_ntz|decimal\(([1-9][0-9]?),([0-9]{1,2})\)"
@@ -82,15 +83,13 @@ class ColumnRuleBase(RowRuleBase):
 class NotNull(ColumnRuleBase):
     """The column is not NULL."""
 
-    rule: Literal["not_null"]
-    """Kind of rule."""
+    rule: Annotated[Literal["not_null"], _KIND]
 
 
 class InSet(ColumnRuleBase):
     """The value is one of a list; NULL passes."""
 
-    rule: Literal["in_set"]
-    """Kind of rule."""
+    rule: Annotated[Literal["in_set"], _KIND]
     values: Annotated[list[str | int | float | bool], Field(min_length=1)]
     """Accepted values."""
 
@@ -98,8 +97,7 @@ class InSet(ColumnRuleBase):
 class Between(ColumnRuleBase):
     """A number or a date lies within bounds, both inclusive; NULL passes."""
 
-    rule: Literal["between"]
-    """Kind of rule."""
+    rule: Annotated[Literal["between"], _KIND]
     min: Bound | None = None
     """Smallest accepted value."""
     max: Bound | None = None
@@ -109,8 +107,7 @@ class Between(ColumnRuleBase):
 class Regex(ColumnRuleBase):
     """A regular expression matches somewhere in the text; NULL passes."""
 
-    rule: Literal["regex"]
-    """Kind of rule."""
+    rule: Annotated[Literal["regex"], _KIND]
     pattern: Text
     """Regular expression, in the syntax that means the same in Java and in Python."""
 
@@ -118,8 +115,7 @@ class Regex(ColumnRuleBase):
 class Length(ColumnRuleBase):
     """The length of the text, in characters, is within bounds; NULL passes."""
 
-    rule: Literal["length"]
-    """Kind of rule."""
+    rule: Annotated[Literal["length"], _KIND]
     min: Size | None = None
     """Smallest accepted length."""
     max: Size | None = None
@@ -129,8 +125,7 @@ class Length(ColumnRuleBase):
 class TypeCastable(ColumnRuleBase):
     """Spark's `try_cast` can convert the text to a type; NULL passes."""
 
-    rule: Literal["type_castable"]
-    """Kind of rule."""
+    rule: Annotated[Literal["type_castable"], _KIND]
     type: CastType
     """Spark SQL type: `int`, `bigint`, `decimal(10,2)`, `double`, `boolean`, `date`, `timestamp` …"""
 
@@ -138,8 +133,7 @@ class TypeCastable(ColumnRuleBase):
 class Expression(RowRuleBase):
     """A Spark SQL condition over the columns of the row is not false; NULL passes, as in a CHECK constraint."""
 
-    rule: Literal["expression"]
-    """Kind of rule."""
+    rule: Annotated[Literal["expression"], _KIND]
     expression: Text
     """Spark SQL condition over the source columns of the same row, for example `shipped_at >= ordered_at`."""
 
@@ -155,8 +149,7 @@ class TableRuleBase(RuleBase):
 class Unique(TableRuleBase):
     """No two rows have the same values; a row with a NULL among them passes."""
 
-    rule: Literal["unique"]
-    """Kind of rule."""
+    rule: Annotated[Literal["unique"], _KIND]
     columns: Columns
     """Silver columns that are unique together."""
 
@@ -164,8 +157,7 @@ class Unique(TableRuleBase):
 class ForeignKey(TableRuleBase):
     """The values exist in a row of another table; a row with a NULL among them passes."""
 
-    rule: Literal["foreign_key"]
-    """Kind of rule."""
+    rule: Annotated[Literal["foreign_key"], _KIND]
     columns: Columns
     """Referencing silver columns."""
     references: Text
@@ -177,8 +169,7 @@ class ForeignKey(TableRuleBase):
 class RowCount(TableRuleBase):
     """The number of rows of the table is within bounds."""
 
-    rule: Literal["row_count"]
-    """Kind of rule."""
+    rule: Annotated[Literal["row_count"], _KIND]
     min: Size | None = None
     """Smallest accepted number of rows."""
     max: Size | None = None
@@ -188,8 +179,7 @@ class RowCount(TableRuleBase):
 class Freshness(TableRuleBase):
     """The newest value is not older than a maximum age; a table without a value fails."""
 
-    rule: Literal["freshness"]
-    """Kind of rule."""
+    rule: Annotated[Literal["freshness"], _KIND]
     column: Text
     """Silver column of timestamps or dates; those without a time zone are read as UTC."""
     max_age: Annotated[Milliseconds, Field(ge=1)]
@@ -199,8 +189,7 @@ class Freshness(TableRuleBase):
 class Monotonic(TableRuleBase):
     """The value never decreases from one row to the next; rows with NULL in either column are ignored."""
 
-    rule: Literal["monotonic"]
-    """Kind of rule."""
+    rule: Annotated[Literal["monotonic"], _KIND]
     column: Text
     """Silver column whose values increase."""
     by: Text
@@ -212,8 +201,7 @@ class Monotonic(TableRuleBase):
 class Expectation(TableRuleBase):
     """An expectation of Great Expectations, by its name."""
 
-    rule: Literal["expectation"]
-    """Kind of rule."""
+    rule: Annotated[Literal["expectation"], _KIND]
     expectation: Text
     """Name of the expectation, for example `expect_column_mean_to_be_between`."""
     arguments: dict[str, str | int | float | bool | list[str | int | float | bool] | None] = {}  # noqa: RUF012
@@ -221,13 +209,13 @@ class Expectation(TableRuleBase):
 
 
 ColumnRule: TypeAlias = NotNull | InSet | Between | Regex | Length | TypeCastable
-"""Rules that judge one value."""
+"""Rules that are evaluated on one value."""
 
 RowRule: TypeAlias = ColumnRule | Expression
-"""Rules that judge one row: at the gate, and silver as it stands."""
+"""Rules that are evaluated on one row: of a change, and of silver in a report."""
 
 TableRule: TypeAlias = Unique | ForeignKey | RowCount | Freshness | Monotonic | Expectation
-"""Rules that judge a table as it stands."""
+"""Rules that are evaluated on a whole table."""
 
 Rule = Annotated[RowRule | TableRule, Field(discriminator="rule")]
 
@@ -236,12 +224,12 @@ TABLE_RULES = (Unique, ForeignKey, RowCount, Freshness, Monotonic, Expectation)
 
 
 def rule_name(rule: RowRule | TableRule) -> str:
-    """The rule's name in reports and quarantined rows: the given one, or what kind it is and of which columns."""
+    """The rule's name in reports and in quarantine: its `name`, or its kind followed by its columns."""
     return rule.name or "_".join([rule.rule, *named_columns(rule)])
 
 
 def named_columns(rule: RowRule | TableRule) -> tuple[str, ...]:
-    """The columns that a rule names as its own."""
+    """The columns in `column` or `columns` of a rule."""
     match rule:
         case Unique(columns=columns) | ForeignKey(columns=columns):
             return tuple(columns)
@@ -298,14 +286,14 @@ _FLAGS = re.compile(r"\(\?([a-zA-Z-]+)[:)]")
 
 
 class NotPortable(ValueError):
-    """Why a pattern cannot be used, to a person; `position` counts characters from 1, 0 where no place is known."""
+    """Why a pattern cannot be used, in words; `position` counts characters from 1, 0 if it is unknown."""
 
     def __init__(self, why: str, position: int = 0) -> None:
         super().__init__(f"{why}, at character {position}" if position else why)
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise NotPortable for what is no regular expression, or not the same one in Java and in Python."""
+    """Raise NotPortable if a pattern is not a regular expression, or not the same one in Java and in Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of sets that `_scan` refuses
@@ -319,26 +307,29 @@ def check_pattern(pattern: str) -> None:
 
 
 def python(pattern: str) -> str:
-    """The pattern as Python has to be given it."""
+    """The pattern with the flags that Python needs."""
     leading = _LEADING_FLAGS.match(pattern)
     return f"(?a{leading[1]}){pattern[leading.end() :]}" if leading else f"(?a){pattern}"
 
 
 def java(pattern: str) -> str:
-    """The pattern as Java has to be given it."""
+    """The pattern with the flags that Java needs."""
     return f"(?d){pattern}"
 
 
 def _scan(pattern: str) -> None:
-    """Walk over a pattern that Python compiles, character by character."""
+    """Check a pattern that Python compiles, character by character."""
     position, in_set = 0, False
     while position < len(pattern):
         sign = pattern[position]
         if sign == "\\":
-            position += _escape(pattern, position)
+            _check_escape(pattern, position)
+            position += 2
         elif in_set:
-            in_set = _in_set(pattern, position)
-            position += 1
+            if sign == "[" or pattern[position : position + 2] in {"&&", "--", "~~", "||"}:
+                text = rf"`{sign}` in a set is not the same in Java and in Python: write `\{sign}`"
+                raise NotPortable(text, position + 1)
+            position, in_set = position + 1, sign != "]"
         elif sign == "[":
             opened = position + 2 if pattern[position + 1 : position + 2] == "^" else position + 1
             if pattern[opened : opened + 1] == "]":
@@ -346,39 +337,27 @@ def _scan(pattern: str) -> None:
             position, in_set = opened, True
         elif sign == "{":
             if (count_match := _COUNT.match(pattern, position)) is None:
-                raise NotPortable(
-                    r"Java takes `{` for a count: write `{2}`, `{2,}` or `{0,2}`, else `\{`", position + 1
-                )
+                text = r"Java takes `{` for a count: write `{2}`, `{2,}` or `{0,2}`, else `\{`"
+                raise NotPortable(text, position + 1)
             position = count_match.end()
         else:
             _group(pattern, position)
             position += 1
 
 
-def _escape(pattern: str, position: int) -> int:
-    """Judge a backslash; how many characters belong together."""
+def _check_escape(pattern: str, position: int) -> None:
+    """Check a backslash and the character after it."""
     of = pattern[position + 1]
     if of in _ONE_SIDED_ESCAPES:
-        raise NotPortable(
-            rf"`\{of}` does not mean the same in Java and in Python: {_ONE_SIDED_ESCAPES[of]}", position + 1
-        )
+        text = rf"`\{of}` does not mean the same in Java and in Python: {_ONE_SIDED_ESCAPES[of]}"
+        raise NotPortable(text, position + 1)
     if of.isdigit() and pattern[position + 2 : position + 3].isdigit():
-        raise NotPortable(
-            r"Java and Python read two digits behind `\` differently: put `(?:)` between them", position + 1
-        )
-    return 2
-
-
-def _in_set(pattern: str, position: int) -> bool:
-    """Judge a character of a set; whether the set goes on."""
-    sign = pattern[position]
-    if sign == "[" or pattern[position : position + 2] in {"&&", "--", "~~", "||"}:
-        raise NotPortable(rf"`{sign}` in a set is not the same in Java and in Python: write `\{sign}`", position + 1)
-    return sign != "]"
+        text = r"Java and Python read two digits behind `\` differently: put `(?:)` between them"
+        raise NotPortable(text, position + 1)
 
 
 def _group(pattern: str, position: int) -> None:
-    """Judge a group that begins here, if one does."""
+    """Check a group, if one begins at this position."""
     for start, why in _ONE_SIDED_GROUPS.items():
         if pattern.startswith(start, position):
             raise NotPortable(f"`{start}` is not the same in Java and in Python: {why}", position + 1)

@@ -1,52 +1,48 @@
-"""The tree against the models: pydantic's errors in the user's words, at the place of each value.
+"""Validates the tree against the models; reports pydantic's errors in the user's terms, at the location of the value.
 
-The JSON Schema of pipeline files is made from the same models; editors complete and check with it.
+The JSON Schema of pipeline files, with which editors complete and check them, is generated from the same models.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.yaml_tree import MappingNode, Node, ScalarNode, SequenceNode, fault, join
-from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
+from cdc_lake.model.diagnostic import Diagnostic, Problem
 
 VERSIONS = (1,)
 SOURCE_TYPES = ("postgres", "qhb", "gaussdb", "opengauss", "mogdb")
 _PLANNED_SOURCES = frozenset({"recording"})
 _TAGS = ("rule", "type")
-"""Keys that say which model of a union a mapping is."""
+"""Keys that determine the model of a mapping in a union."""
 _RENAMED_RULES = {"matches": "regex", "length_between": "length"}
 
 
 def check(root: MappingNode) -> tuple[Pipeline | None, list[Diagnostic]]:
-    """The pipeline, or everything that does not fit the models."""
+    """The pipeline, or all problems that the models report."""
     if (refused := _version(root)) is not None:
         return None, [refused]
     try:
         return Pipeline.model_validate(plain(root)), []
     except ValidationError as bad:
-        first = bad.errors(include_url=False, include_input=False)
-    if not _references_as_text(root, first):
-        return None, _diagnostics(root, first)
-    try:
-        return Pipeline.model_validate(plain(root)), []
-    except ValidationError as bad:
-        return None, _diagnostics(root, bad.errors(include_url=False, include_input=False))
+        errors = bad.errors(include_url=False, include_input=False)
+    return check(root) if _references_as_text(root, errors) else (None, _diagnostics(root, errors))
 
 
 def plain(node: Node, unresolved: Mapping[int, str | None] = MappingProxyType({})) -> Any:
-    """The tree as dictionaries, lists and values.
+    """Convert the tree to dictionaries, lists and values.
 
-    `unresolved`: what stands for some scalars, by `id()`; None leaves them out.
+    `unresolved`: replacements for some scalars, by `id()`; those with None are omitted.
     """
     if isinstance(node, ScalarNode):
         return unresolved.get(id(node), node.value)
@@ -60,18 +56,13 @@ def _version(root: MappingNode) -> Diagnostic | None:
     node = root.entries.get("version")
     if node is None or (isinstance(node, ScalarNode) and node.value in VERSIONS and not isinstance(node.value, bool)):
         return None
-    written = f" {node.text}" if isinstance(node, ScalarNode) else ""
-    return Diagnostic(
-        Severity.ERROR,
-        Problem.VERSION,
-        f"version{written} of the file format is not supported",
-        node.mark.location("version"),
-        "this cdc-lake reads `version: 1`; a newer file needs a newer cdc-lake",
-    )
+    summary = f"version{f' {node.text}' if isinstance(node, ScalarNode) else ''} of the file format is not supported"
+    hint = "this cdc-lake reads `version: 1`; a newer file needs a newer cdc-lake"
+    return fault(Problem.VERSION, summary, node.mark, "version", hint)
 
 
 def _references_as_text(root: MappingNode, errors: list[ErrorDetails]) -> bool:
-    """Where a reference was read as a number or a boolean but text is wanted, take its text. True where any was."""
+    """Use the text of references that were read as a number or boolean if text is expected. True if there were any."""
     changed = False
     for error in errors:
         node = walk(root, error["loc"])[0]
@@ -82,7 +73,7 @@ def _references_as_text(root: MappingNode, errors: list[ErrorDetails]) -> bool:
 
 
 def walk(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, str, tuple[int | str, ...]]:
-    """Follow a location: the deepest node there is, its path, and what is left. Tags of unions are not nodes."""
+    """Follow a location to the deepest existing node: the node, its path, the rest. Tags of unions are not nodes."""
     node, path = root, ""
     for i, part in enumerate(loc):
         if isinstance(node, MappingNode) and isinstance(part, str) and part in node.entries:
@@ -119,9 +110,9 @@ def _diagnose(  # noqa: PLR0911  # one return a kind of problem
     if kind == "extra_forbidden":
         return _unknown_key(root, loc)
     if kind == "missing" or (kind == "union_tag_not_found" and isinstance(node, MappingNode)):
-        name = str(loc[-1]) if kind == "missing" else _tag_of(path)
+        tag, choices = ("type", ", ".join(SOURCE_TYPES)) if path == "source" else ("rule", "the kind of rule")
+        name, hint = (str(loc[-1]), _describe(loc)) if kind == "missing" else (tag, f"add `{tag}: …`: {choices}")
         place = f" in `{path}`" if path else ""
-        hint = _describe(loc) if kind == "missing" else f"add `{name}: …`: {_choices(path)}"
         return fault(Problem.MISSING_KEY, f"`{name}` is missing{place}", node.mark, join(path, name), hint)
     if kind == "union_tag_invalid" and path == "source" and isinstance(node, MappingNode):
         return _source_type(node.entries["type"], join(path, "type"))
@@ -133,14 +124,6 @@ def _diagnose(  # noqa: PLR0911  # one return a kind of problem
         return fault(Problem.RULE_OF_TABLE, summary, node.mark, path, "remove `on_fail`, or write `on_fail: warn`")
     summary, hint = _value(errors, node)
     return fault(Problem.VALUE, summary, node.mark, path, hint)
-
-
-def _tag_of(path: str) -> str:
-    return "type" if path == "source" else "rule"
-
-
-def _choices(path: str) -> str:
-    return ", ".join(SOURCE_TYPES) if path == "source" else "the kind of rule"
 
 
 def _source_type(node: Node, path: str) -> Diagnostic:
@@ -155,10 +138,12 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
     name = str(loc[-1])
     mark = parent.keys[name] if isinstance(parent, MappingNode) and name in parent.keys else parent.mark
     model = _model_at(loc[:-1])
-    known_keys = list(_keys(model)) if model is not None else []
+    known_keys = list(_fields(model)) if model is not None else []
     present_keys = parent.keys if isinstance(parent, MappingNode) else {}
     close = difflib.get_close_matches(name, known_keys, n=1, cutoff=0.6)
-    if parent_path == "source" and (elsewhere := _source_types_with(name)):
+    sources = [m for m in (PostgresSource, FamilySource) if parent_path == "source" and name in _fields(m)]
+    if types := [str(tag) for source in sources for tag in _tags(source)]:
+        elsewhere = " or ".join(filter(None, [", ".join(types[:-1]), types[-1]]))
         hint = f"`{name}` is a key of `type: {elsewhere}`"
     elif close and close[0] in present_keys:
         hint = f"`{close[0]}` is on line {present_keys[close[0]].line}: did you mean that one?"
@@ -167,21 +152,9 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
     else:
         hint = f"known keys: {', '.join(known_keys)}"
     place = f" in `{parent_path}`" if parent_path else ""
-    word = _first_word(name)
+    first_word = re.split(r"[^\w-]", name, maxsplit=1)[0]  # `password:secret` without a blank is a key too
+    word = name if first_word == name else f"{first_word}…"
     return fault(Problem.UNKNOWN_KEY, f"unknown key `{word}`{place}", mark, join(parent_path, word), hint)
-
-
-def _first_word(name: str) -> str:
-    """A key as it is shown: `password:secret` without a blank is a key too."""
-    word = re.match(r"[\w-]*", name)
-    return name if word is None or word[0] == name else f"{word[0]}…"
-
-
-def _source_types_with(name: str) -> str:
-    """The kinds of source that have a key."""
-    sources = (PostgresSource, FamilySource)
-    types = [str(t) for model in sources if name in _keys(model) for t in _tags(model)]
-    return " or ".join(filter(None, [", ".join(types[:-1]), *types[-1:]]))
 
 
 _PLAIN_TYPES = {
@@ -215,12 +188,12 @@ def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: 
                 "table again, which ends that"
             )
         case "literal_error" | "enum":
-            return f"expected {context.get('expected', 'another word')}", _closest(
-                node, str(context.get("expected", ""))
-            )
+            hint = _closest(node, str(context.get("expected", "")))
+            return f"expected {context.get('expected', 'another word')}", hint
         case "union_tag_invalid":
-            expected = str(context.get("expected_tags", ""))
-            return f"`{_scalar_text(node, 'rule')}` is not a kind of rule", _closest_tag(node, expected)
+            rule, expected = _scalar_text(node, "rule"), str(context.get("expected_tags", ""))
+            hint = f"it is now called `{_RENAMED_RULES[rule]}`" if rule in _RENAMED_RULES else _closest(node, expected)
+            return f"`{rule}` is not a kind of rule", hint or f"known rules: {expected.replace(chr(39), '`')}"
         case "greater_than_equal":
             return f"expected at least {context['ge']}", ""
         case "less_than_equal":
@@ -271,27 +244,19 @@ def _closest(node: Node, expected: str) -> str:
     return f"did you mean `{close[0]}`?" if close else ""
 
 
-def _closest_tag(node: Node, expected: str) -> str:
-    if (now := _RENAMED_RULES.get(_scalar_text(node, "rule"))) is not None:
-        return f"it is now called `{now}`"
-    return _closest(node, expected) or f"known rules: {expected.replace(chr(39), '`')}"
-
-
 def _describe(loc: tuple[int | str, ...]) -> str:
     model = _model_at(loc[:-1])
-    for name, info in model.model_fields.items() if model is not None else ():
-        if (info.alias or name) == loc[-1] and info.description:
-            return f"add `{loc[-1]}: …`: {' '.join(info.description.split()).rstrip('.')}"
-    return f"add `{loc[-1]}: …`"
+    info = None if model is None else _fields(model).get(str(loc[-1]))
+    about = f": {' '.join(info.description.split()).rstrip('.')}" if info is not None and info.description else ""
+    return f"add `{loc[-1]}: …`{about}"
 
 
-def _keys(model: type[BaseModel]) -> Iterator[str]:
-    for name, info in model.model_fields.items():
-        yield info.alias or name
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The model that a location lies in."""
+    """The model of the section at a location."""
     model: type[BaseModel] | None = Pipeline
     candidates: list[type[BaseModel]] = []
     for part in loc:
@@ -303,8 +268,8 @@ def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel] | None:
             continue
         if model is None:
             return None
-        annotation = next((i.annotation for n, i in model.model_fields.items() if (i.alias or n) == part), None)
-        candidates = list(models_in(annotation))
+        info = _fields(model).get(part)
+        candidates = [] if info is None else list(models_in(info.annotation))
         model = candidates[0] if len(candidates) == 1 else None
     return model
 
@@ -330,30 +295,23 @@ RENAMED: Final = {
     "quality.promise_below": "pin_below",
     "silver.cuts.promise_every": "pin_every",
 }
-"""Path of a setting as 0.3 calls it → its name. To be removed after 0.4."""
-SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+"""Path of a setting in version 0.3 → its current name. To be removed after 0.4."""
 _REFERENCE = {"type": "string", "pattern": r"^\$\{(env|file|secret):[^{}]+\}$", "description": "A reference."}
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema. Where a number, a choice or a form is wanted a reference is allowed too."""
-    schema = Pipeline.model_json_schema(by_alias=True, mode="validation")
-    opened = _open_to_references(schema)
+    """The JSON Schema. Wherever a number, a choice or a pattern is required, a reference is also allowed."""
+    opened = _open_to_references(Pipeline.model_json_schema(by_alias=True, mode="validation"))
     for path, name in RENAMED.items():
-        section = _schema_of(opened, path.split(".")[:-1])["properties"]
-        former = {key: value for key, value in section[name].items() if key != "default"}
-        section[path.rpartition(".")[2]] = {**former, "deprecated": True, "description": f"Renamed to `{name}`."}
-    return {"$schema": SCHEMA_DIALECT, **opened}
-
-
-def _schema_of(schema: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
-    """The schema of a section, through references to definitions."""
-    section: Any = schema
-    for name in path:
-        section = section["properties"][name]
-        section = schema["$defs"][section["$ref"].rpartition("/")[2]] if "$ref" in section else section
-    found: dict[str, Any] = section
-    return found
+        *sections, former = path.split(".")
+        properties = opened["properties"]
+        for section in sections:
+            schema = properties[section]
+            schema = opened["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+            properties = schema["properties"]
+        same = {key: value for key, value in properties[name].items() if key != "default"}
+        properties[former] = {**same, "deprecated": True, "description": f"Renamed to `{name}`."}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **opened}
 
 
 def _open_to_references(node: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The secrets of a pipeline: which values are secret, which are written in plain text, which files others can read.
+"""The secrets of a pipeline: which values are secret, which are in plain text, and which files other users can read.
 
-A file is readable by others if its mode says so and no folder above it keeps them out; on systems without such modes
-nothing is reported.
+A file is readable by others if its mode permits it and no folder above it denies them access; nothing is reported on
+systems without such modes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PATHS = (
     "observe.openlineage.api_key",
     CATALOG,
 )
-"""Values that are secret; of an address only a password in it is."""
+"""Secret values; of an address, only the password in it."""
 PROPERTIES = "lake.iceberg.properties"
-"""A mapping: secret are the values of names that say so."""
+"""A mapping, in which values are secret if their names say so."""
 
 _ADDRESS = re.compile(r"[^/]*//[^/@]*:[^/@]+@")
 _NAMED = re.compile(r"token|credential|secret|password|key", re.IGNORECASE)
@@ -40,7 +40,7 @@ _FILE = "file:"
 
 
 def secret_rules(root: MappingNode, folder: Path) -> Iterator[Diagnostic]:
-    """Warnings about the secrets of a pipeline; `folder` is that of the project."""
+    """Warnings about the secrets of a pipeline; `folder`: the project's."""
     reported: set[Path] = set()
     values = {path: node for path, node, _ in nodes(root) if isinstance(node, ScalarNode) and not node.broken}
     for path, node in _secrets(values):
@@ -56,17 +56,17 @@ def secret_rules(root: MappingNode, folder: Path) -> Iterator[Diagnostic]:
 
 
 def is_secret(path: str) -> bool:
-    """Whether the value at a path of a pipeline is a secret, or has one in it; of properties, any may be one."""
+    """Whether the value at a path is a secret or contains one; any of the catalog's properties may be one."""
     return path in PATHS or path.startswith(f"{PROPERTIES}.")
 
 
 def has_password(address: str) -> bool:
-    """Whether an address has a password in it."""
+    """Whether an address contains a password."""
     return _ADDRESS.match(address) is not None
 
 
 def _secrets(values: Mapping[str, ScalarNode]) -> Iterator[tuple[str, ScalarNode]]:
-    """The secrets among the values of a file, by path."""
+    """The values of a file that are secrets, by path."""
     for path, node in values.items():
         if path == CATALOG:
             secret = has_password(node.text)
@@ -77,7 +77,7 @@ def _secrets(values: Mapping[str, ScalarNode]) -> Iterator[tuple[str, ScalarNode
 
 
 def _files(node: ScalarNode, folder: Path) -> Iterator[Path]:
-    """The files a secret stands in."""
+    """The files that contain a secret."""
     if not node.references:
         yield Path(node.mark.file)
     for reference in node.references:
@@ -111,11 +111,13 @@ def _exposed_secret(file: Path, path: str, node: ScalarNode) -> Diagnostic:
 
 
 def secret_values(pipeline: Pipeline) -> frozenset[str]:
-    """Every secret, as it is and as it stands in an address."""
+    """All secrets, as they are and as they are encoded in an address."""
     values = {secret for secret in _values(pipeline) if secret}
-    if pipeline.lake.iceberg.uri is not None:
-        for password in _passwords(pipeline.lake.iceberg.uri):
-            values |= {password, unquote(password)}
+    if (uri := pipeline.lake.iceberg.uri) is not None:
+        passwords = [uri.partition("://")[2].rpartition("@")[0].partition(":")[2]]  # also one that should be quoted
+        with suppress(ValueError):  # no address at all; it was refused
+            passwords.append(urlsplit(uri).password or "")
+        values |= {text for password in passwords if password for text in (password, unquote(password))}
     return frozenset(values | {quote(secret, safe="") for secret in values})
 
 
@@ -131,11 +133,3 @@ def _values(value: object) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _values(item)
-
-
-def _passwords(uri: str) -> set[str]:
-    """The password of an address; also where it breaks the address, because nobody quoted it."""
-    passwords = {uri.partition("://")[2].rpartition("@")[0].partition(":")[2]}
-    with suppress(ValueError):  # no address at all; it was refused
-        passwords.add(urlsplit(uri).password or "")
-    return passwords - {""}

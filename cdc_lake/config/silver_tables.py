@@ -1,8 +1,8 @@
-"""What a silver table takes of its source: columns, names, rows, types, partitions; and the section `bronze.redact`.
+"""What a silver table takes from its source: columns, names, rows, types, partitions; and the section `bronze.redact`.
 
-Expressions are Spark SQL over the columns of one source row, under the names that silver gives them before `rename`. A
-declared type is a promise about every value: a value it cannot hold is quarantined or stops the run, and is never
-clipped, rounded or made NULL.
+Expressions are Spark SQL over the columns of one source row, by their silver names before `rename`. A declared type
+applies to every value: a value that it cannot hold is quarantined or stops the run, and is never truncated, rounded or
+replaced by NULL.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from cdc_lake.config.fields import Section, Text
 
 PROPERTY = "cdc_lake.transforms"
-"""Property of a silver table that holds the fingerprint it was made with."""
+"""Property of a silver table that stores the fingerprint of its transforms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transforms:
-    """`columns`: these only, None: all but `exclude`; `rename`: source name → silver name; `compute`: silver name →
-    expression; `where`: rows for which it is true, None: all.
+    """`columns`: only these, None: all except `exclude`; `rename`: source name → silver name; `compute`: silver name →
+    expression; `where`: only rows for which it is true, None: all.
     """
 
     columns: tuple[str, ...] | None = None
@@ -35,17 +35,17 @@ class Transforms:
 
     @property
     def any(self) -> bool:
-        """Whether a silver row differs from its source row at all, or some have none."""
+        """Whether silver rows differ from source rows, or some source rows are omitted."""
         return self != Transforms()
 
     @property
     def expressions(self) -> bool:
-        """Whether something has to be evaluated."""
+        """Whether there are expressions to evaluate."""
         return bool(self.compute) or self.where is not None
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same transforms; empty for none."""
+        """Equal for equal transforms; empty if there are none."""
         if not self.any:
             return ""
         content = {
@@ -58,11 +58,11 @@ class Transforms:
         return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:32]
 
     def keeps(self, column: str) -> bool:
-        """Whether silver has a source column."""
+        """Whether silver includes a source column."""
         return column in self.columns if self.columns is not None else column not in self.exclude
 
     def silver_name(self, column: str, name: str) -> str:
-        """The silver name of a source column that is called `name` without a `rename`."""
+        """The silver name of a source column, which is `name` unless `rename` changes it."""
         return dict(self.rename).get(column, name)
 
 
@@ -79,22 +79,19 @@ _ARRAY: Final = re.compile(r"array<(.+)>")
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A declared silver type by Spark's name; `both`: the column stays text, and one of this type stands beside it."""
+    """A declared silver type, by Spark's name. `both`: the column remains text, and a second one has this type."""
 
     sql: str
     both: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Declared:
-        """Read `string`, `int`, `decimal(p,s)`, `both(p,s)`, `array<int>` …; raises ValueError for anything else."""
+        """Parse `string`, `int`, `decimal(p,s)`, `both(p,s)`, `array<int>` …; raises ValueError for anything else."""
         plain = text.replace(" ", "")
         if (number := _NUMBER.fullmatch(plain)) is not None:
             return cls(_decimal(int(number[2]), int(number[3])), number[1] == "both")
         if (array := _ARRAY.fullmatch(plain)) is not None:
-            element = array[1]
-            if element not in _ELEMENTS:
-                element = _element(element)
-            return cls(f"array<{element}>")
+            return cls(f"array<{array[1] if array[1] in _ELEMENTS else _element(array[1])}>")
         if plain not in _SCALARS:
             listed = ", ".join(sorted(_SCALARS))
             msg = f"`{text}` is not a silver type: write one of {listed}, decimal(p,s), both(p,s) or array<…> of one"
@@ -104,10 +101,11 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class TypePolicy:
-    """What a pipeline declares for one table. `numeric`: of numerics that no decimal holds whole by themselves.
+    """The types that a pipeline declares for one table. `numeric`: for numerics that no decimal holds exactly.
 
-    `misfit`: what a value does that its type cannot hold: its change is held, or the run ends before it. `bare_points`:
-    the source prints one number with a digit before its point and without it, as the GaussDB family does.
+    `misfit`: how to handle a value that its type cannot hold: its change is held, or the run ends before it.
+    `bare_points`: the source prints the same number with or without a digit before the decimal point, as the GaussDB
+    family does.
     """
 
     numeric: Declared = field(default_factory=lambda: Declared("string"))
@@ -116,12 +114,12 @@ class TypePolicy:
     bare_points: bool = False
 
     def declared_for(self, column: str) -> Declared | None:
-        """What is declared for a source column by its name."""
+        """The type declared for a source column, None without a declaration."""
         return next((declared for name, declared in self.columns if name == column), None)
 
 
 UNDECLARED: Final = TypePolicy()
-"""The pipeline declares nothing."""
+"""No types are declared."""
 
 
 def _decimal(precision: int, scale: int) -> str:
@@ -146,15 +144,14 @@ def _check_declared(text: str) -> str:
 def _checked_numeric(text: str) -> str:
     declared = Declared.parse(text)
     if declared.sql != "string" and not declared.sql.startswith("decimal"):
-        msg = f"`{text}` is not a policy for numerics: write string, decimal(p,s) or both(p,s)"
-        raise ValueError(msg)
+        raise ValueError(f"`{text}` is not a policy for numerics: write string, decimal(p,s) or both(p,s)")
     return text
 
 
 DeclaredType = Annotated[str, AfterValidator(_check_declared)]
-"""Text of a silver type."""
+"""A silver type, as text."""
 NumericType = Annotated[str, AfterValidator(_checked_numeric)]
-"""Text of what becomes of numerics without bounds."""
+"""The type of numerics without bounds, as text."""
 
 
 _TIME = re.compile(r"(years|months|days|hours)\(\s*([^(),\s]+)\s*\)")
@@ -163,7 +160,7 @@ _NUMBERED = re.compile(r"(bucket|truncate)\(\s*([1-9][0-9]{0,8})\s*,\s*([^(),\s]
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One way files are divided: by a column as it is, or by what Iceberg makes of it (`transform`, `number`)."""
+    """A partition field: a column, or an Iceberg transform of it (`transform`, `number`)."""
 
     column: str
     transform: str = ""
@@ -171,7 +168,7 @@ class Partition:
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        """Read it. Raises ValueError."""
+        """Parse the text of a pipeline file. Raises ValueError."""
         if (m := _TIME.fullmatch(text)) is not None:
             return cls(m[2], m[1])
         if (m := _NUMBERED.fullmatch(text)) is not None:
@@ -181,27 +178,19 @@ class Partition:
         return cls(text)
 
     def __str__(self) -> str:
-        """As the file writes it."""
+        """The text of a pipeline file."""
         if not self.transform:
             return self.column
         return f"{self.transform}({f'{self.number}, ' if self.number else ''}{self.column})"
 
 
 MIN_KEY: int = 16
-"""Bytes of a key at least: 128 bits, if they are random."""
+"""Minimum length of a key, in bytes: 128 bits if they are random."""
 
-RedactKey: TypeAlias = SecretStr
-"""The key of hashes. Never shown."""
-
-
-def _word(value: object) -> object:
-    """`null` without quotes is YAML's null."""
-    return "null" if value is None else value
-
-
+_STRATEGY: TypeAlias = Literal["drop", "null", "sha256"]
 Strategy: TypeAlias = Annotated[
-    Literal["drop", "null", "sha256"],
-    BeforeValidator(_word, json_schema_input_type=Literal["drop", "null", "sha256"] | None),
+    _STRATEGY,  # `null` without quotes is YAML's null
+    BeforeValidator(lambda value: "null" if value is None else value, json_schema_input_type=_STRATEGY | None),
 ]
 
 

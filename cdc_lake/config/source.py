@@ -1,9 +1,8 @@
-"""The section `source`: a PostgreSQL, a QHB, or a server of the GaussDB family; and the protocol versions each
-speaks.
+"""The section `source`: a PostgreSQL, QHB or GaussDB-family server, and the protocol versions that each supports.
 
-Rules across its fields are in `validation`. Versions of pgoutput's protocol are from PostgreSQL's manual, "Logical
-Streaming Replication Parameters": version 2 streams in-progress transactions, version 3 adds two-phase commit, version
-4 parallel apply. QHB is built on PostgreSQL; the tables at the end say which protocol a release speaks.
+Rules across its fields are in `validation`. The versions of pgoutput's protocol are documented in PostgreSQL's manual,
+"Logical Streaming Replication Parameters": version 2 streams in-progress transactions, version 3 adds two-phase commit,
+version 4 parallel apply. QHB is based on PostgreSQL; the tables at the end list the protocol version of each release.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class WalBudget(Section):
     @model_validator(mode="after")
     def _require_limit(self) -> Self:
         if self.max_bytes is None and self.max_age is None:
-            msg = "a budget needs `max_bytes` or `max_age`"
-            raise ValueError(msg)
+            raise ValueError("a budget needs `max_bytes` or `max_age`")
         return self
 
 
@@ -101,7 +99,7 @@ class Pgoutput(Section):
 
 
 POSTGRES_TYPES = ("postgres", "qhb")
-"""Values of `type` that `PostgresSource` is."""
+"""Values of `type` for which `PostgresSource` is the model."""
 
 
 class PostgresSource(Section):
@@ -165,12 +163,12 @@ class PostgresSource(Section):
 
     @property
     def streams(self) -> bool:
-        """Whether replication connections read, create and drop the slot; otherwise SQL functions do."""
+        """Whether the slot is read, created and dropped through replication connections; otherwise by SQL functions."""
         return self.mode == "stream"
 
     @property
     def place(self) -> str:
-        """Hosts, ports and database of the source, as people see them."""
+        """Hosts, ports and database of the source, as displayed."""
         return f"{','.join(f'{host}:{port}' for host, port in self.addresses)}/{self.database}"
 
     @property
@@ -222,7 +220,7 @@ class CsnGap(Section):
 class FamilySource(Section):
     """The GaussDB, openGauss or MogDB database that changes are read from."""
 
-    model_config = ConfigDict(json_schema_extra=options_are_known(key="decoding", unless="allow_unknown_options"))
+    model_config = ConfigDict(json_schema_extra=options_are_known())
 
     type: Literal["gaussdb", "opengauss", "mogdb"]
     """Kind of server."""
@@ -287,11 +285,16 @@ class FamilySource(Section):
     @property
     def addresses(self) -> tuple[Address, ...]:
         """Every server that may be the primary, in the order of the file. Raises ValueError if a host is invalid."""
-        return tuple(self._address(text) for text in ([self.host] if self.host else self.hosts or []))
+        addresses = []
+        for host, own in [(self.host, None)] if self.host else map(host_and_port, self.hosts or ()):
+            if (port := own or self.port) is None:
+                raise ValueError(f"no port for host {host}")
+            addresses.append(Address(host, port, self.replication_port or port + 1))
+        return tuple(addresses)
 
     @property
     def place(self) -> str:
-        """Hosts, ports and database of the source, as people see them."""
+        """Hosts, ports and database of the source, as displayed."""
         return f"{','.join(f'{a.host}:{a.port}' for a in self.addresses)}/{self.database}"
 
     @property
@@ -304,80 +307,70 @@ class FamilySource(Section):
 
     @property
     def skips_generated(self) -> bool:
-        """Whether the server leaves generated columns out of new rows."""
+        """Whether the server omits generated columns from new rows."""
         return as_boolean(self.decoding.get("skip-generated-columns", False)) is True
 
     @property
     def on_standby(self) -> bool:
-        """Whether a standby is to decode the stream; everything else is the primary's."""
+        """Whether the stream is decoded on a standby; everything else uses the primary."""
         return as_boolean(self.decoding.get("standby-connection", False)) is True
 
     @property
     def slot_order(self) -> Literal["lsn", "csn"]:
-        """The order in which the slot itself gives transactions."""
+        """The order in which the slot itself sends transactions."""
         return self.slot.output_order or ("csn" if self.node == "coordinator" else "lsn")
 
     @property
     def reply_interval(self) -> int:
-        """Milliseconds between replies in a stream: a third of `sender-timeout`, where that is shorter."""
+        """Milliseconds between replies in a stream: `status_interval`, or a third of `sender-timeout` if shorter."""
         timeout = as_number(self.decoding.get("sender-timeout", 0)) or 0
         return min(self.status_interval, timeout // 3) if timeout > 0 else self.status_interval
 
-    def _address(self, text: str) -> Address:
-        host, own = host_and_port(text) if self.hosts else (text, None)
-        port = own or self.port
-        if port is None:
-            msg = f"no port for host {host}"
-            raise ValueError(msg)
-        return Address(host, port, self.replication_port or port + 1)
-
 
 def host_and_port(text: str) -> tuple[str, int | None]:
-    """A host of a list, and its own port: `name`, `name:port`, `[address]:port`; raises ValueError if it is invalid."""
+    """Parse `name`, `name:port` or `[address]:port`: the host, and its port or None. Raises ValueError."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):  # also an address of IPv6
         host, port = text, ""
     if host.startswith("[") != host.endswith("]") or not host.strip("[]"):
-        msg = "expected `name`, `name:port` or `[address]:port`"
-        raise ValueError(msg)
+        raise ValueError("expected `name`, `name:port` or `[address]:port`")
     if colon and host != text and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        msg = "the port is not a number from 1 to 65535"
-        raise ValueError(msg)
+        raise ValueError("the port is not a number from 1 to 65535")
     return host.strip("[]"), int(port) if port else None
 
 
 Source: TypeAlias = Annotated[PostgresSource | FamilySource, Field(discriminator="type")]
-"""Every kind of source."""
+"""All types of sources."""
 
 
 STREAMS: Final = 2
 TWO_PHASE: Final = 3
 PARALLEL: Final = 4
 ORIGINS: Final = 16
-"""First PostgreSQL that tells origins apart."""
+"""First PostgreSQL release that distinguishes origins."""
 
 FIRST_WITH: Final = {STREAMS: 14, TWO_PHASE: 15, PARALLEL: 16}
-"""First PostgreSQL that speaks a version."""
+"""First PostgreSQL release that supports a version."""
 
 
 def newest_protocol(major: int) -> int:
-    """The highest version that a PostgreSQL speaks."""
+    """The highest protocol version that a PostgreSQL release supports."""
     return max((version for version, first in FIRST_WITH.items() if major >= first), default=1)
 
 
 OLDEST_QHB: Final = "1.5.0"
-"""First release that is read."""
+"""Oldest supported release."""
 _PROTOCOLS: Final[tuple[tuple[Release, int], ...]] = (((1, 5, 3), 4), ((1, 5, 2), 3), ((1, 5, 0), 2))
-"""First releases that speak a version of pgoutput's protocol: QHB's manual (1.5.3), page of that protocol."""
+"""First releases that support a version of pgoutput's protocol: QHB's manual (1.5.3), page of that protocol."""
 _BUILT_ON: Final = 12
-"""PostgreSQL that releases before them come from."""
+"""PostgreSQL release on which earlier releases are based."""
 
 
 def protocol_of(release: Release) -> int:
-    """The highest version of pgoutput's protocol that a release speaks."""
+    """The highest version of pgoutput's protocol that a QHB release supports."""
     return next((version for first, version in _PROTOCOLS if release >= first), 1)
 
 
 def read_as(release: Release) -> int:
-    """The major version of PostgreSQL that a release is read as: the first that speaks its protocol."""
+    """The major version of PostgreSQL as which a QHB release is treated: the first that supports its protocol."""
     return FIRST_WITH.get(protocol_of(release), _BUILT_ON)

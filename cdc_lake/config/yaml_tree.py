@@ -1,9 +1,9 @@
-"""YAML text as a tree of nodes with the place of each.
+"""Parses YAML into a tree of nodes with their locations.
 
-The tree is built from PyYAML's events; no object is ever constructed. Plain scalars are resolved by stricter rules
-than YAML's: `true` and `false` are the only booleans, numbers are plain decimal ones, everything else (`no`, `on`,
-`010`, dates) is text. Anchors, aliases, merge keys, tags, several documents and deep nesting are refused: a pipeline
-file is plain data.
+The tree is built from PyYAML's events; no object is ever constructed. Plain scalars follow stricter rules than YAML's:
+the only booleans are `true` and `false`, numbers are plain decimal numbers, and everything else (`no`, `on`, `010`,
+dates) is text. Anchors, aliases, merge keys, tags, multiple documents and deep nesting are rejected: a pipeline file is
+plain data.
 """
 
 from __future__ import annotations
@@ -31,23 +31,21 @@ Plain: TypeAlias = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place: file as shown to people, line and column from 1."""
+    """A location: the file as displayed, and line and column, counted from 1."""
 
     file: str
     line: int
     column: int
 
     def location(self, path: str = "") -> Location:
-        """The place with the path of the value that stands there."""
+        """The location, with the path of the value at it."""
         return Location(self.file, self.line, self.column, path)
 
 
 @dataclass(slots=True)
 class ScalarNode:
-    """A single value.
-
-    `text` is what was written; `references` what its `${...}` came from, once resolved; `broken` where a problem has
-    been reported already, so that nobody reports the missing value again.
+    """A scalar value. `text`: the text as written; `references`: the references that it contained, once resolved;
+    `broken`: a problem has already been reported, so the missing value is not reported again.
     """
 
     mark: Mark
@@ -68,7 +66,7 @@ class SequenceNode:
 
 @dataclass(slots=True)
 class MappingNode:
-    """Keys and values, with the place of each key."""
+    """Keys and values, with the location of each key."""
 
     mark: Mark
     entries: dict[str, Node] = field(default_factory=dict)
@@ -79,7 +77,7 @@ Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 
 def resolve_plain(text: str) -> Plain:
-    """What an unquoted scalar means."""
+    """The value of an unquoted scalar."""
     if text in _NULLS:
         return None
     if text in {"true", "false"}:
@@ -92,7 +90,7 @@ def resolve_plain(text: str) -> Plain:
 
 
 def join(path: str, part: str | int) -> str:
-    """A path one step deeper: `silver.tables[0].from`."""
+    """Append a key or an index to a path: `silver.tables[0].from`."""
     if isinstance(part, int):
         return f"{path}[{part}]"
     return f"{path}.{part}" if path else part
@@ -105,7 +103,7 @@ class _Refused(Exception):  # never leaves this module
 
 
 def parse(data: bytes, file: str) -> tuple[MappingNode | None, list[Diagnostic]]:
-    """Read the bytes of one file: the root mapping (None where there is none) and what is wrong with its form."""
+    """Parse the bytes of one file: its root mapping (None if there is none) and the problems of its form."""
     reader = _Reader(file)
     try:
         return reader.document(_decode(data, file)), reader.diagnostics
@@ -122,26 +120,20 @@ def _decode(data: bytes, file: str) -> str:
         before = data[: bad.start]
         line = before.count(b"\n") + 1
         column = bad.start - (before.rfind(b"\n") + 1) + 1
-        raise _Refused(
-            Problem.ENCODING,
-            f"the file is not UTF-8 (byte {bad.start + 1})",
-            Mark(file, line, column),
-            "save the file as UTF-8; `iconv -f latin1 -t utf-8 FILE` converts one",
-        ) from bad
+        summary = f"the file is not UTF-8 (byte {bad.start + 1})"
+        hint = "save the file as UTF-8; `iconv -f latin1 -t utf-8 FILE` converts one"
+        raise _Refused(Problem.ENCODING, summary, Mark(file, line, column), hint) from bad
     if (odd := _UNPRINTABLE.search(text)) is not None:
         line = text.count("\n", 0, odd.start()) + 1
         column = odd.start() - text.rfind("\n", 0, odd.start())
-        raise _Refused(
-            Problem.ENCODING,
-            f"control character U+{ord(odd[0]):04X} in the file",
-            Mark(file, line, column),
-            'remove it; in a quoted value it can be written as an escape, "\\x00"',
-        )
+        summary = f"control character U+{ord(odd[0]):04X} in the file"
+        hint = 'remove it; in a quoted value it can be written as an escape, "\\x00"'
+        raise _Refused(Problem.ENCODING, summary, Mark(file, line, column), hint)
     return text
 
 
 class _Reader:
-    """Builds the tree of one document; keeps going over what does not break the structure."""
+    """Builds the tree of one document; continues after problems that do not break the structure."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -152,29 +144,18 @@ class _Reader:
         next(events)  # stream start
         first = next(events)
         if isinstance(first, yaml.StreamEndEvent):
-            raise _Refused(
-                Problem.NOT_A_PIPELINE,
-                "the file is empty",
-                Mark(self.file, 1, 1),
-                "`cdc-lake init postgres DIR` writes a pipeline file to start from",
-            )
+            hint = "`cdc-lake init postgres DIR` writes a pipeline file to start from"
+            raise _Refused(Problem.NOT_A_PIPELINE, "the file is empty", Mark(self.file, 1, 1), hint)
         root = self._node(events, next(events), depth=0, path="")
         next(events)  # document end
         more = next(events)
         if not isinstance(more, yaml.StreamEndEvent):
-            raise _Refused(
-                Problem.YAML_FEATURE,
-                "the file contains more than one YAML document",
-                self._mark(more.start_mark),
-                "remove the line `---` and put each pipeline in its own file",
-            )
+            summary = "the file contains more than one YAML document"
+            hint = "remove the line `---` and put each pipeline in its own file"
+            raise _Refused(Problem.YAML_FEATURE, summary, self._mark(more.start_mark), hint)
         if not isinstance(root, MappingNode):
-            raise _Refused(
-                Problem.NOT_A_PIPELINE,
-                "the file is not a mapping of keys to values",
-                root.mark,
-                "a pipeline file starts with `version: 1` and `pipeline: NAME`",
-            )
+            hint = "a pipeline file starts with `version: 1` and `pipeline: NAME`"
+            raise _Refused(Problem.NOT_A_PIPELINE, "the file is not a mapping of keys to values", root.mark, hint)
         return root
 
     def _events(self, text: str) -> Iterator[yaml.Event]:
@@ -187,7 +168,7 @@ class _Reader:
         return Mark(self.file, mark.line + 1, mark.column + 1) if mark is not None else Mark(self.file, 1, 1)
 
     def _report(self, problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> None:
-        self.diagnostics.append(Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint))
+        self.diagnostics.append(fault(problem, summary, mark, path, hint))
 
     def _node(self, events: Iterator[yaml.Event], event: yaml.Event, *, depth: int, path: str) -> Node:
         mark = self._mark(event.start_mark)
@@ -216,9 +197,8 @@ class _Reader:
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             key = self._node(events, event, depth=depth + 1, path=path)
             if not isinstance(key, ScalarNode):
-                self._report(
-                    Problem.SYNTAX, "a key is a list or a mapping", key.mark, path, "write keys as plain words"
-                )
+                hint = "write keys as plain words"
+                self._report(Problem.SYNTAX, "a key is a list or a mapping", key.mark, path, hint)
                 self._node(events, next(events), depth=depth + 1, path=path)
                 continue
             name = key.text
@@ -238,14 +218,14 @@ class _Reader:
 
 
 def _feature(event: yaml.Event) -> str:
-    """What an event has that pipeline files do without: an alias `*`, an anchor `&` or a tag `!`."""
+    """The unsupported YAML feature of an event: an alias `*`, an anchor `&` or a tag `!`; empty if it has none."""
     if isinstance(event, yaml.AliasEvent):
         return "*"
     return "&" if getattr(event, "anchor", None) is not None else "!" if getattr(event, "tag", None) is not None else ""
 
 
 def _error_place(bad: yaml.MarkedYAMLError) -> Any:
-    """Where the mistake is: for a missing colon and a wrong tag that is where the thing began."""
+    """The location of the mistake: for a missing colon or an invalid tag, where the construct began."""
     began = "could not find expected ':'" in (bad.problem or "") or bad.context == "while scanning a tag"
     return bad.context_mark if began and bad.context_mark is not None else bad.problem_mark or bad.context_mark
 
@@ -271,7 +251,7 @@ def _syntax(bad: yaml.MarkedYAMLError, mark: Mark, text: str) -> tuple[str, Mark
 
 
 def nodes(node: Node, path: str = "", key: Mark | None = None) -> Iterator[tuple[str, Node, Mark]]:
-    """The node and every one below it, each with its path and the place of its key, or its own if it has none."""
+    """The node and all nodes below it, each with its path and the location of its key, or its own if it has none."""
     yield path, node, key or node.mark
     if isinstance(node, SequenceNode):
         for i, item in enumerate(node.items):
@@ -282,5 +262,5 @@ def nodes(node: Node, path: str = "", key: Mark | None = None) -> Iterator[tuple
 
 
 def fault(problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> Diagnostic:
-    """An error at a place of the file."""
+    """An error at a location in the file."""
     return Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint)

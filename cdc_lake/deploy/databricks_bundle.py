@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
@@ -29,72 +29,63 @@ from cdc_lake.errors import BundleNotWritten, JobParametersWrong, NotDeployable
 from cdc_lake.errors.base import install
 
 VOLUMES = "/Volumes/"
-_VOLUME_PARTS = 3  # catalog, schema, volume
 _FILES_OF_TLS = ("source.tls.root_cert", "source.tls.cert", "source.tls.key")
 _FORMAT = re.compile(r"(silver\.defaults|silver\.tables\[\d+\]|bronze)\.format")
 
 
 def require_deployable(pipeline: Deployed) -> None:
     """Raise NotDeployable for the first setting of a pipeline that cannot run there."""
-    for refused in _refusals(pipeline):
-        raise refused
-
-
-def _refusals(pipeline: Deployed) -> Iterator[NotDeployable]:
     if pipeline.file.parent.name != PIPELINES:
         hint = f"move it into a folder `{PIPELINES}` of a project: that folder and `{CONF}` are uploaded"
-        yield NotDeployable("the pipeline file does not belong to a project", where=str(pipeline.file), hint=hint)
-    yield from _lake(pipeline)
+        raise NotDeployable("the pipeline file does not belong to a project", where=str(pipeline.file), hint=hint)
+    _check_lake(pipeline)
     for value in pipeline.values:
         if _FORMAT.fullmatch(value.path) and value.text == "iceberg":
             hint = "use `format: delta`; this version does not set up the Iceberg catalog of a session on Databricks"
-            yield _not_deployable("tables of `format: iceberg` are not deployed", value, hint)
+            raise _not_deployable("tables of `format: iceberg` are not deployed", value, hint)
         if is_secret(value.path):
-            yield from _secret(value)
-        yield from _check_uploaded_files(value)
+            _check_secret(value)
+        _check_uploaded_files(value)
 
 
-def _lake(pipeline: Deployed) -> Iterator[NotDeployable]:
+def _check_lake(pipeline: Deployed) -> None:
     hint = f"write an absolute path, `{VOLUMES}CATALOG/SCHEMA/VOLUME/…` for a volume; its names may be ${{env:NAME}}"
     lake_path = pipeline.value("lake.path")
     if lake_path is None:
         where = f"{pipeline.file.name}, conf/{pipeline.environment}.yaml"
-        yield NotDeployable("`lake.path` is not set: the lake would be lost with the cluster", where=where, hint=hint)
-    elif not lake_path.text.startswith("/"):
-        yield _not_deployable("`lake.path` is relative: the lake would be lost with the cluster", lake_path, hint)
-    elif lake_path.text.startswith(VOLUMES) and len(_parts(lake_path.text.removeprefix(VOLUMES))) < _VOLUME_PARTS:
-        yield _not_deployable("`lake.path` is not on a volume", lake_path, hint)
+        raise NotDeployable("`lake.path` is not set: the lake would be lost with the cluster", where=where, hint=hint)
+    if not lake_path.text.startswith("/"):
+        raise _not_deployable("`lake.path` is relative: the lake would be lost with the cluster", lake_path, hint)
+    volume = [part for part in lake_path.text.removeprefix(VOLUMES).split("/") if part]
+    if lake_path.text.startswith(VOLUMES) and len(volume) < 3:  # catalog, schema, volume
+        raise _not_deployable("`lake.path` is not on a volume", lake_path, hint)
     bronze = pipeline.value("bronze.path")
     if bronze is not None and not bronze.text.startswith("/") and "://" not in bronze.text:
-        yield _not_deployable("`bronze.path` is relative: bronze would be lost with the cluster", bronze, hint)
+        raise _not_deployable("`bronze.path` is relative: bronze would be lost with the cluster", bronze, hint)
 
 
-def _parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part]
-
-
-def _secret(value: Written) -> Iterator[NotDeployable]:
+def _check_secret(value: Written) -> None:
     hint = "write ${env:NAME} or ${secret:scope/key}: the bundle takes the value from a secret scope"
     references = list(value.references())
     is_plain = any(reference.default for reference in references) if references else bool(value.text)
     if is_plain and (value.path != CATALOG or has_password(value.text)):
-        yield _not_deployable(f"`{value.path}` is a secret in plain text, and would be uploaded", value, hint)
+        raise _not_deployable(f"`{value.path}` is a secret in plain text, and would be uploaded", value, hint)
     if any(reference.kind == "file" for reference in references):
-        yield _not_deployable(f"`{value.path}` is a secret in a file, which would have to be uploaded", value, hint)
+        raise _not_deployable(f"`{value.path}` is a secret in a file, which would have to be uploaded", value, hint)
 
 
-def _check_uploaded_files(value: Written) -> Iterator[NotDeployable]:
+def _check_uploaded_files(value: Written) -> None:
     """Files that a pipeline reads: only the project's folders of pipelines and environments are uploaded."""
     named = [reference.name for reference in value.references() if reference.kind == "file"]
     if value.path in _FILES_OF_TLS and not value.text.startswith("/"):
         named.append(value.text)
     if value.path == "source.tls.key" and named:
         hint = f"put it on a volume and set its path, `{VOLUMES}…`"
-        yield _not_deployable("the private key of `source.tls.key` would be uploaded", value, hint)
+        raise _not_deployable("the private key of `source.tls.key` would be uploaded", value, hint)
     for name in named:
         if PurePosixPath(name).parts[:1] not in {(PIPELINES,), (CONF,)} or ".." in PurePosixPath(name).parts:
             hint = f"move it into `{CONF}`: that folder and `{PIPELINES}` are uploaded"
-            yield _not_deployable(f"`{name}` is not uploaded", value, hint)
+            raise _not_deployable(f"`{name}` is not uploaded", value, hint)
 
 
 def _not_deployable(message: str, value: Written, hint: str) -> NotDeployable:
@@ -146,23 +137,13 @@ _OWN_VARIABLES = frozenset({"node_type_id", "spark_version", "secret_scope", "re
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
-    """Exact versions of packages that the wheel does not include."""
-
-    versions: Mapping[str, str]
-
-    def libraries(self, packages: Iterable[str]) -> list[Plain]:
-        """Packages as libraries of a task."""
-        extra = {"psycopg": "psycopg[binary]"}
-        return [{"pypi": {"package": f"{extra.get(p, p)}=={self.versions[p]}"}} for p in packages]
-
-
-@dataclass(frozen=True, slots=True)
 class BundleParts:
-    """The inputs of a bundle besides the pipeline: `upward` leads from its folder to the project's."""
+    """The inputs of a bundle besides the pipeline. `extras`: exact versions of packages that the wheel lacks; `upward`
+    leads from its folder to the project's.
+    """
 
     version: str
-    extras: Extras
+    extras: Mapping[str, str]
     upward: str
     schedule: str | None = None
 
@@ -179,9 +160,8 @@ def build(pipelines: Mapping[str, Deployed], parts: BundleParts) -> Plain:
         require_deployable(pipeline)
     first = next(iter(pipelines.values()))
     if {p.name for p in pipelines.values()} != {first.name}:
-        raise NotDeployable(
-            "the pipeline has another name in each target", where=first.file.name, hint="remove `pipeline` from `conf`"
-        )
+        hint = "remove `pipeline` from `conf`"
+        raise NotDeployable("the pipeline has another name in each target", where=first.file.name, hint=hint)
     references = [r for pipeline in pipelines.values() for r in pipeline.references]
     return {
         "bundle": {"name": first.name},
@@ -207,13 +187,9 @@ def build(pipelines: Mapping[str, Deployed], parts: BundleParts) -> Plain:
 
 def secrets(pipelines: Iterable[Deployed]) -> tuple[str, ...]:
     """Required secrets, as `scope/key`; `SCOPE` is the target's own."""
-    names = dict.fromkeys(
-        reference.name if reference.kind == "secret" else f"SCOPE/{reference.name}"
-        for pipeline in pipelines
-        for reference in pipeline.references
-        if reference.kind == "secret" or (reference.kind == "env" and reference.secret)
-    )
-    return tuple(names)
+    references = [reference for pipeline in pipelines for reference in pipeline.references]
+    needed = [r for r in references if r.kind == "secret" or (r.kind == "env" and r.secret)]
+    return tuple(dict.fromkeys(r.name if r.kind == "secret" else f"SCOPE/{r.name}" for r in needed))
 
 
 def _by_name(references: Iterable[Reference]) -> dict[str, list[Reference]]:
@@ -241,12 +217,9 @@ def _variables(references: Sequence[Reference]) -> Plain:
             continue
         key = name.lower()
         if names_by_key.setdefault(key, name) != name:
+            text = f"${{env:{name}}} would be the variable `{key}` of the bundle, which is `{names_by_key[key]}`"
             where = str(places[0].mark.location(places[0].path))
-            raise NotDeployable(
-                f"${{env:{name}}} would be the variable `{key}` of the bundle, which is `{names_by_key[key]}`",
-                where=where,
-                hint="give one of them another name",
-            )
+            raise NotDeployable(text, where=where, hint="give one of them another name")
         variables[key] = {"description": f"{name} of the pipeline"}
         if all(r.default is not None for r in places):
             variables[key] = {"description": f"{name} of the pipeline; empty: the default in its file", "default": ""}
@@ -286,44 +259,33 @@ def _jobs(pipeline: Deployed, references: Sequence[Reference], parts: BundlePart
         ("report", _schedule("${var.report_schedule}"), {}, [*driver, "great-expectations", "pandas"]),
         ("maintain", _schedule("${var.maintain_schedule}"), {}, []),
     ]
-    return {
-        f"{pipeline.name}_{what}": _job(pipeline, references, parts, what, trigger, parameters, packages)
-        for what, trigger, parameters, packages in plans
-    }
+    file = f"${{workspace.file_path}}/pipelines/{pipeline.file.name}"
+    jobs = {}
+    for what, trigger, parameters, packages in plans:
+        names = [f"{'psycopg[binary]' if p == 'psycopg' else p}=={parts.extras[p]}" for p in packages]
+        libraries: list[Plain] = [{"whl": f"dist/{wheel_name(parts.version)}"}]
+        task = {
+            "task_key": what,
+            "job_cluster_key": "single",
+            "libraries": libraries + [{"pypi": {"package": name}} for name in names],
+            "python_wheel_task": {
+                "package_name": PACKAGE,
+                "entry_point": what,
+                "named_parameters": {"pipeline": file, "environment": "${bundle.target}", **parameters},
+            },
+        }
+        jobs[f"{pipeline.name}_{what}"] = {
+            "name": f"{pipeline.name} {what}",
+            "max_concurrent_runs": 1,
+            **trigger,
+            "tasks": [task],
+            "job_clusters": [{"job_cluster_key": "single", "new_cluster": _cluster(references)}],
+        }
+    return jobs
 
 
 def _schedule(cron: str) -> Plain:
     return {"schedule": {"quartz_cron_expression": cron, "timezone_id": "UTC", "pause_status": "UNPAUSED"}}
-
-
-def _job(
-    pipeline: Deployed,
-    references: Sequence[Reference],
-    parts: BundleParts,
-    what: str,
-    trigger: Plain,
-    parameters: Plain,
-    packages: list[str],
-) -> Plain:
-    file = f"${{workspace.file_path}}/pipelines/{pipeline.file.name}"
-    return {
-        "name": f"{pipeline.name} {what}",
-        "max_concurrent_runs": 1,
-        **trigger,
-        "tasks": [
-            {
-                "task_key": what,
-                "job_cluster_key": "single",
-                "libraries": [{"whl": f"dist/{wheel_name(parts.version)}"}, *parts.extras.libraries(packages)],
-                "python_wheel_task": {
-                    "package_name": PACKAGE,
-                    "entry_point": what,
-                    "named_parameters": {"pipeline": file, "environment": "${bundle.target}", **parameters},
-                },
-            }
-        ],
-        "job_clusters": [{"job_cluster_key": "single", "new_cluster": _cluster(references)}],
-    }
 
 
 def _cluster(references: Sequence[Reference]) -> Plain:
@@ -395,11 +357,11 @@ def write_bundle(pipeline: Path, folder: Path, *, schedule: str | None = None, f
     )
 
 
-def _extras(pipeline: Deployed) -> Extras:
+def _extras(pipeline: Deployed) -> Mapping[str, str]:
     """The versions installed here, so that the jobs run what was tested."""
     packages = ["great-expectations", "pandas", *(["psycopg"] if driver_needed(pipeline) else [])]
     try:
-        return Extras({package: version(package) for package in packages})
+        return {package: version(package) for package in packages}
     except PackageNotFoundError as missing:
         hint = f"`{install('databricks')}`: the jobs use the versions that are installed here"
         raise NotDeployable(f"`{missing.name}` is not installed here", where="this machine", hint=hint) from missing

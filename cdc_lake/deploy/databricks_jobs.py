@@ -15,9 +15,7 @@ import fcntl
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +31,7 @@ from cdc_lake.errors import (
     ServerlessCompute,
     SparkMissing,
 )
-from cdc_lake.observability.events import ProgressEvent
+from cdc_lake.observability.events import ProgressReporter
 from cdc_lake.observability.logging import Level, Log, configure
 from cdc_lake.tables.spark_session import SPARK_VERSION, apply_settings
 
@@ -50,7 +48,11 @@ def require_folder(project: Project) -> None:
         raise LakeFolderUnfit(f"the folder cannot be created: {cause.strerror}", where=str(folder)) from cause
     draft, name = (folder / f"probe-{uuid.uuid4().hex}.{end}" for end in ("draft", "txt"))
     try:
-        _check_atomic_rename(draft, name)
+        draft.write_bytes(b"probe\n")
+        draft.replace(name)  # as reports and refetched rows are written
+        if name.read_bytes() != b"probe\n":
+            raise LakeFolderUnfit("a file that was written has other content when read", where=str(folder))
+        name.unlink()
         if project.control_address is None or project.bronze_address is None:
             _exclusive(draft, name)
     except OSError as cause:
@@ -59,15 +61,6 @@ def require_folder(project: Project) -> None:
     finally:
         draft.unlink(missing_ok=True)
         name.unlink(missing_ok=True)
-
-
-def _check_atomic_rename(draft: Path, name: Path) -> None:
-    """Check that a file is renamed atomically, as reports and refetched rows need."""
-    draft.write_bytes(b"probe\n")
-    draft.replace(name)
-    if name.read_bytes() != b"probe\n":
-        raise LakeFolderUnfit("a file that was written has other content when read", where=str(name.parent))
-    name.unlink()
 
 
 def _exclusive(draft: Path, name: Path) -> None:
@@ -102,53 +95,47 @@ def require_seen(spark: Any, folder: Path) -> None:
 
 def receive() -> None:
     """Receive into bronze, without end; with `--once=true` up to the source's current position."""
-    _run("receive", _receive)
+    _run("receive", lambda pipeline, once, report: pipeline.run(once=once, only="receive", report_progress=report))
 
 
 def apply() -> None:
     """Apply bronze to silver, without end; with `--once=true` up to the end of bronze."""
-    _run("apply", _apply)
+
+    def run(pipeline: Pipeline, once: bool, report: ProgressReporter) -> object:
+        return pipeline.run(once=once, only="apply", report_progress=report, spark=_spark(pipeline.project))
+
+    _run("apply", run)
 
 
 def report() -> None:
     """Write the report."""
-    _run("report", lambda job: job.pipeline.write_report())
+    _run("report", lambda pipeline, _once, _report: pipeline.write_report())
 
 
 def maintain() -> None:
     """Maintain bronze and silver."""
-    _run("maintain", lambda job: job.pipeline.maintain(report_progress=job.report, spark=_spark(job.pipeline.project)))
+    _run(
+        "maintain",
+        lambda pipeline, _, report: pipeline.maintain(report_progress=report, spark=_spark(pipeline.project)),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One run of an entry point."""
-
-    pipeline: Pipeline
-    once: bool
-    report: Callable[[ProgressEvent], None]
-
-
-def _receive(job: _Job) -> object:
-    return job.pipeline.run(once=job.once, only="receive", report_progress=job.report)
-
-
-def _apply(job: _Job) -> object:
-    spark = _spark(job.pipeline.project)
-    return job.pipeline.run(once=job.once, only="apply", report_progress=job.report, spark=spark)
-
-
-def _run(name: str, work: Callable[[_Job], object]) -> None:
-    with _with_remedy():
+def _run(name: str, work: Callable[[Pipeline, bool, ProgressReporter], object]) -> None:
+    """Run an entry point; an error that ends it gets its code, location and remedy as notes."""
+    try:
         job_parameters = parameters(name, sys.argv[1:])
         loaded = Pipeline.load(
             Path(job_parameters[NEEDED]), environment=job_parameters.get("environment") or None, secrets=from_cluster
         )
         project = loaded.project
-        secrets = secret_values(project.pipeline)
-        configure(sys.stderr, level=Level.INFO, secrets=secrets)
+        configure(sys.stderr, level=Level.INFO, secrets=secret_values(project.pipeline))
         require_folder(project)
-        work(_Job(loaded, job_parameters.get("once") == "true", Log(project.name, name).report))
+        work(loaded, job_parameters.get("once") == "true", Log(project.name, name).report)
+    except CdcLakeError as error:
+        for note in (f"error[{error.code}]", error.where and f"in {error.where}", error.remedy):
+            if note:
+                error.add_note(note)
+        raise
 
 
 def parameters(name: str, arguments: Sequence[str]) -> Mapping[str, str]:
@@ -189,15 +176,3 @@ def require_runtime(spark: SparkSession) -> None:
     minor = SPARK_VERSION.rpartition(".")[0]
     if not spark.version.startswith(f"{minor}."):
         raise RuntimeUnfit(f"this runtime has Spark {spark.version}, but cdc_lake needs {minor}")
-
-
-@contextmanager
-def _with_remedy() -> Iterator[None]:
-    """Add code, location and remedy to the message of an error that ends the job."""
-    try:
-        yield
-    except CdcLakeError as error:
-        for note in (f"error[{error.code}]", error.where and f"in {error.where}", error.remedy):
-            if note:
-                error.add_note(note)
-        raise

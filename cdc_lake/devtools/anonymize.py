@@ -53,17 +53,10 @@ class Filler:
             return self.value(literal)
         random = self._stream(literal)
         if literal[:2] == b"B'":  # a bit string
-            return bytes(
-                b"01"[random_byte & 1] if byte in _DIGITS else byte
-                for byte, random_byte in zip(literal, random, strict=True)
-            )
-        number = _NUMBER.fullmatch(literal) is not None
+            return bytes(0x30 + (r & 1) if b in _DIGITS else b for b, r in zip(literal, random, strict=True))
         # a word (true, NaN) becomes a number: the only other literal without quotes
-        preserved = _SIGNS if number else b"+-"
-        return bytes(
-            byte if byte in preserved else 0x30 + random_byte % 10
-            for byte, random_byte in zip(literal, random, strict=True)
-        )
+        preserved = _SIGNS if _NUMBER.fullmatch(literal) else b"+-"
+        return bytes(b if b in preserved else 0x30 + r % 10 for b, r in zip(literal, random, strict=True))
 
     def json_literal(self, literal: bytes) -> bytes:
         """The filler of a SQL literal inside a JSON string: escapes stay, of characters as those of letters."""
@@ -96,7 +89,9 @@ def overwritten_message(payload: bytes, filler: Filler) -> tuple[bytes, bool]:
     try:
         parse(payload)
         if payload[:1] == _MESSAGE:
-            return payload[:_MESSAGE_HEAD] + _message(payload[_MESSAGE_HEAD:], filler), True
+            head, body = payload[:_MESSAGE_HEAD], payload[_MESSAGE_HEAD:]
+            end = body.index(b"\0")  # after the prefix; then length and content
+            return head + filler.value(body[:end]) + body[end : end + 5] + filler.value(body[end + 5 :]), True
         return (_row(payload, filler) if payload[0] in _ROWS else payload), True
     except DecodeError:
         return filler.value(payload), False
@@ -116,12 +111,6 @@ def _row(payload: bytes, filler: Filler) -> bytes:
                 overwritten[offset : offset + size] = filler.value(payload[offset : offset + size])
                 offset += size
     return bytes(overwritten)
-
-
-def _message(body: bytes, filler: Filler) -> bytes:
-    """Prefix, zero byte, length, content."""
-    end = body.index(b"\0")
-    return filler.value(body[:end]) + body[end : end + 5] + filler.value(body[end + 5 :])
 
 
 _U16: Final = struct.Struct(">H")
@@ -168,13 +157,10 @@ def _record(piece: bytes, style: Style, codec: Codec, filler: Filler) -> bytes:
     """Raises DecodeError."""
     if style is Style.BINARY:
         return _binary(piece, filler) if isinstance(record_of(piece, codec), Row) else piece
-    return _statement(piece, codec, filler, serial=style is Style.SERIAL)
-
-
-def _statement(piece: bytes, codec: Codec, filler: Filler, *, serial: bool) -> bytes:
     if piece[:1] == b"{":
         return _json(piece, codec, filler)
     if piece[:6] == b"table ":
+        serial = style is Style.SERIAL
         line = lines.table_line(piece, codec, None) if serial else None
         return _text(piece, codec, filler, serial=serial) if line is None else piece
     if lines.line_boundary(piece) is not None or piece[:2] == b"h\0":
@@ -218,8 +204,5 @@ def _json(statement: bytes, codec: Codec, filler: Filler) -> bytes:
         return filler.value(statement)
     old = statement.index(shape.between, len(shape.before))
     new, old_values = statement[len(shape.before) : old], statement[old + len(shape.between) : -len(shape.after)]
-    return b"".join([shape.before, _array(new, filler), shape.between, _array(old_values, filler), shape.after])
-
-
-def _array(strings: bytes, filler: Filler) -> bytes:
-    return _STRING.sub(lambda match: b'"' + filler.json_literal(match[1]) + b'"', strings)
+    arrays = [_STRING.sub(lambda m: b'"' + filler.json_literal(m[1]) + b'"', part) for part in (new, old_values)]
+    return b"".join([shape.before, arrays[0], shape.between, arrays[1], shape.after])

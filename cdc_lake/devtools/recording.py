@@ -26,13 +26,12 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol, Self
+from typing import BinaryIO, Final, Self
 
 import psycopg
 
-from cdc_lake.config.source import POSTGRES_TYPES
 from cdc_lake.errors import RecordingNotWritten, RecordingUnreadable, ServerUnreachable
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.source.gaussdb.slot import create_slot, create_slot_by_function, drop_slot_when_free
@@ -50,18 +49,8 @@ _DATA_TAG, _KEEPALIVE_TAG = ord("w"), ord("k")
 _EPOCH_2000: Final = 946_684_800  # seconds from 1970 to PostgreSQL's epoch
 
 
-class Capture(Protocol):
-    """An open stream that returns its messages as bytes. Raises SourceError."""
-
-    def poll(self, timeout: float) -> list[bytes]:
-        """Bodies of CopyData messages (`w…` and `k…`), waiting up to `timeout` seconds for the first."""
-
-    def close(self) -> None:
-        """Close the connection; a slot of its own goes with it."""
-
-
 class PostgresCapture:
-    """A capture of a PostgreSQL slot (implements `Capture`). `start` is its first position."""
+    """An open stream of a PostgreSQL slot. `start` is its first position."""
 
     def __init__(
         self,
@@ -101,13 +90,19 @@ class PostgresCapture:
         self._silence = IdleTimeout(silence, time.monotonic)
 
     def poll(self, timeout: float) -> list[bytes]:
-        """CopyData messages, waiting up to `timeout` seconds; also answers keepalives and sends the status when due."""
+        """Bodies of CopyData messages (`w…` and `k…`), waiting up to `timeout` seconds for the first.
+
+        Also answers keepalives and sends the status when due. Raises SourceError.
+        """
         if not (bodies := self._drain()):
             if self._poller.poll(max(0.0, min(timeout, self._told_at + self._interval - time.monotonic())) * 1000):
                 self._silence.record_activity()
             elif self._silence.long and self._silence.to_ask():
                 self._send_status(ping=True)
-            self._consume()
+            try:
+                self._pgconn.consume_input()
+            except psycopg.OperationalError as broken:
+                raise connection_lost_error(self._pgconn, "reading the stream") from broken
             bodies = self._drain()
         if time.monotonic() - self._told_at >= self._interval:
             self._send_status()
@@ -134,12 +129,6 @@ class PostgresCapture:
                 self._received = max(self._received, _START.unpack_from(body, 1)[0])
             elif body[0] == _KEEPALIVE_TAG and len(body) == _KEEPALIVE.size and _KEEPALIVE.unpack(body)[3]:
                 self._send_status()
-
-    def _consume(self) -> None:
-        try:
-            self._pgconn.consume_input()
-        except psycopg.OperationalError as broken:
-            raise connection_lost_error(self._pgconn, "reading the stream") from broken
 
     def _send_status(self, *, ping: bool = False) -> None:
         now = int((time.time() - _EPOCH_2000) * 1_000_000)
@@ -175,23 +164,11 @@ class RecordingHeader:
     started: str = ""
     redacted: bool = False
 
-    @property
-    def keepalives_confirm(self) -> bool:
-        """Whether a keepalive means that everything before its position was sent: not in parallel decoding."""
-        return self.source in POSTGRES_TYPES or self.options.get("parallel-decode-num") == "1"
-
     def line(self) -> bytes:
         """The first line of the file."""
-        body = {
-            "format": FORMAT,
-            "source": self.source,
-            "plugin": self.plugin,
-            "options": dict(self.options),
-            "encoding": self.encoding,
-            "start": self.start,
-            "started": self.started,
-            **({"redacted": True} if self.redacted else {}),
-        }
+        body = {"format": FORMAT, **asdict(self)}
+        if not self.redacted:
+            del body["redacted"]
         return json.dumps(body, ensure_ascii=False).encode() + b"\n"
 
 
@@ -291,8 +268,7 @@ class RecordingReader:
 
 def _word(value: object) -> str:
     if not isinstance(value, str):
-        msg = "a text is expected"
-        raise TypeError(msg)
+        raise TypeError("a text is expected")
     return value
 
 
@@ -407,7 +383,10 @@ class FamilyCapture:
         self.start = "0/0"
         if slot is None:
             slot = f"cdc_lake_record_{secrets.token_hex(4)}"
-            self.start = self._create_slot(slot, plugin, order)
+            by_function = order is OrderDomain.CSN  # only the SQL function creates a slot in CSN order
+            with closing(dial(not by_function)) as session:
+                created = create_slot_by_function(session, slot, plugin, order) if by_function else None
+                self.start = str((created or create_slot(session, slot, plugin)).consistent)
             self._own = slot
         try:
             self._stream = GaussDbStream(
@@ -419,7 +398,7 @@ class FamilyCapture:
             raise
 
     def poll(self, timeout: float) -> list[bytes]:
-        """Bodies of CopyData messages (`w…` and `k…`), waiting up to `timeout` seconds for the first."""
+        """Bodies of CopyData messages (`w…`), waiting up to `timeout` seconds for the first. Raises SourceError."""
         clock = int((time.time() - _EPOCH_2000) * 1_000_000)
         return [_DATA.pack(b"w", lsn, lsn, clock) + payload for lsn, payload in self._stream.poll(timeout)]
 
@@ -428,13 +407,6 @@ class FamilyCapture:
         self._stream.close()
         self._drop()
 
-    def _create_slot(self, slot: str, plugin: str, order: OrderDomain) -> str:
-        """Create the slot; its consistent point. Only the SQL function creates one in CSN order."""
-        by_function = order is OrderDomain.CSN
-        with closing(self._dial(not by_function)) as session:
-            created = create_slot_by_function(session, slot, plugin, order) if by_function else None
-            return str((created or create_slot(session, slot, plugin)).consistent)
-
     def _drop(self) -> None:
         if self._own is None:
             return
@@ -442,11 +414,8 @@ class FamilyCapture:
             session = self._dial(False)
         except ServerUnreachable as away:
             hint = f"when it is back: SELECT pg_drop_replication_slot({literal(self._own)})"
-            raise ServerUnreachable(
-                f"slot `{self._own}` of the recording is left: {away.message}", where=away.where, hint=hint
-            ) from away
-        try:
+            text = f"slot `{self._own}` of the recording is left: {away.message}"
+            raise ServerUnreachable(text, where=away.where, hint=hint) from away
+        with closing(session):
             drop_slot_when_free(session, self._own, _PATIENCE)
-        finally:
-            session.close()
         self._own = None

@@ -38,7 +38,6 @@ from cdc_lake.devtools import anonymize
 from cdc_lake.devtools.anonymize import Filler
 from cdc_lake.devtools.recording import (
     Alive,
-    Capture,
     Data,
     FamilyCapture,
     PostgresCapture,
@@ -169,7 +168,9 @@ def inspect_files(
                     continue
                 played = RecordingReader(file, name)
                 reader = payloads if override or not played.header else PayloadReader(reading_of(played.header))
-                yield from _recording(reader, played, name)
+                for number, entry in enumerate(played, start=1):
+                    if isinstance(entry, Data):
+                        yield from _objects(reader, entry.payload, entry.lsn, name, number)
         except OSError as failed:
             yield error_object(RecordingUnreadable(f"the file cannot be read: {failed.strerror}"), name)
         except DecodeError as broken:  # of the file, or of its header
@@ -214,38 +215,24 @@ def statements(payload: bytes) -> list[Statement]:
             parsed[-1] = parsed[-1]._replace(text=parsed[-1].text + text)
         else:
             parsed.append(Statement(None, None, text))
-    return [
-        statement if _is_framed(statement.text) else statement._replace(text=statement.text.rstrip(b"\r\n"))
+    return [  # a zero byte is never in text, but in every binary message
+        statement if b"\0" in statement.text else statement._replace(text=statement.text.rstrip(b"\r\n"))
         for statement in parsed
     ]
-
-
-def _is_framed(payload: bytes) -> bool:
-    return b"\0" in payload  # never in text, but in every binary message
 
 
 def _open_input(name: str) -> BinaryIO:
     return io.BytesIO(sys.stdin.buffer.read()) if name == STDIN else open(name, "rb")  # noqa: PTH123
 
 
-def _recording(reader: PayloadReader, recording: RecordingReader, name: str) -> Iterator[Described]:
-    for number, entry in enumerate(recording, start=1):
-        if isinstance(entry, Data):
-            yield from _objects(reader, entry.payload, entry.lsn, name, number)
-
-
 def _payloads(reader: PayloadReader, data: bytes, name: str) -> Iterator[Described]:
+    """The objects of a payload; only if it has none, those of its lines, because a value may contain any line."""
     lsn = None
     message = copy_data(data)  # the header was not removed: no payload begins with its letter
     if isinstance(message, Data):
         data, lsn = message.payload, message.lsn
     elif message is not None:
         return
-    yield from _whole_or_parts(reader, data, lsn, name)
-
-
-def _whole_or_parts(reader: PayloadReader, data: bytes, lsn: int | None, name: str) -> Iterator[Described]:
-    """The objects of a payload; only if it has none, those of its lines, because a value may contain any line."""
     single = [Statement(None, None, data)]
     printed = any((_PEEKED.match(data), _HEADING.match(data), _HEX.fullmatch(data)))
     parts = statements(data) if reader.reads_text or printed else single
@@ -305,14 +292,9 @@ class Recorded:
     unreadable: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A capture, and the format of its stream."""
-
-    capture: Capture
-    start: str
-    options: Mapping[str, str]
-    encoding: str = "UTF8"
+_Capture: TypeAlias = PostgresCapture | FamilyCapture
+_Open: TypeAlias = tuple[_Capture, Mapping[str, str], str]
+"""A capture, the options of its stream, and the encoding of its text."""
 
 
 def record(
@@ -336,35 +318,29 @@ def record(
         raise RecordingNotRedacted("the pipeline redacts, but a recording contains what the server sends")
     source = project.pipeline.source
     plugin = plugin or source.slot.plugin
-    opened = retry_while_slot_active(lambda: _open(project, plugin, slot), stop, report, PATIENCE)
-    header = RecordingHeader(
-        source.type,
-        plugin,
-        opened.options,
-        opened.encoding,
-        opened.start,
-        datetime.now(UTC).isoformat("T", "seconds"),
-        redacted=bool(redact),
-    )
-    with closing(opened.capture):
-        report(ProgressEvent("record", f"recording {source.place} from {opened.start} into {file}"))
+    capture, options, encoding = retry_while_slot_active(lambda: _open(project, plugin, slot), stop, report, PATIENCE)
+    started = datetime.now(UTC).isoformat("T", "seconds")
+    header = RecordingHeader(source.type, plugin, options, encoding, capture.start, started, redacted=bool(redact))
+    with closing(capture):
+        report(ProgressEvent("record", f"recording {source.place} from {capture.start} into {file}"))
         with RecordingWriter(file, header) as writer:
             commits = _commits(header) if limits.transactions is not None else None
-            run = _Run(opened.capture, writer, limits, commits, _Overwriting(header) if redact else None)
+            overwriting = _Overwriting(header) if redact else None
+            run = _Run(capture, writer, limits, commits, overwriting)
             run.follow(stop)
     return Recorded(
         file=str(file),
         source=source.type,
         plugin=plugin,
         slot=slot,
-        start=opened.start,
+        start=capture.start,
         messages=run.messages,
         keepalives=run.keepalives,
         bytes=writer.size,
         transactions=None if limits.transactions is None else run.transactions,
         seconds=run.seconds,
         redacted=bool(redact),
-        unreadable=run.unreadable,
+        unreadable=0 if overwriting is None else overwriting.unreadable,
     )
 
 
@@ -387,19 +363,13 @@ def _postgres(project: Project, source: PostgresSource, plugin: str, slot: str |
         options = PHASED_LINE_OPTIONS if source.decoding.two_phase else LINE_OPTIONS
     try:
         timeout = postgres.identify(session, source).wal_sender_timeout
-        capture = PostgresCapture(
-            session,
-            plugin,
-            options,
-            slot=slot,
-            status_interval=source.status_interval / 1000,
-            silence=of_postgres(source.silence_timeout / 1000, timeout),
-        )
+        interval, silence = source.status_interval / 1000, of_postgres(source.silence_timeout / 1000, timeout)
+        capture = PostgresCapture(session, plugin, options, slot=slot, status_interval=interval, silence=silence)
     except BaseException:
         session.close()
         raise
     # lines use the database's encoding, whatever a client requests
-    return _Open(capture, capture.start, options, "UTF8" if plugin == PGOUTPUT else encoding_of(session))
+    return capture, options, "UTF8" if plugin == PGOUTPUT else encoding_of(session)
 
 
 def _family(project: Project, source: FamilySource, plugin: str, slot: str | None) -> _Open:
@@ -414,73 +384,60 @@ def _family(project: Project, source: FamilySource, plugin: str, slot: str | Non
     with closing(dial(True)) as session:
         facts = identify(session)
         check_product(facts.version, source.type, session.place)
-    capture = FamilyCapture(
-        dial,
-        plugin,
-        options,
-        slot=slot,
-        order=OrderDomain(source.slot_order),
-        status_interval=source.reply_interval / 1000,
-        silence=source.silence_timeout / 1000,
+    order, interval, silence = (
+        OrderDomain(source.slot_order),
+        source.reply_interval / 1000,
+        source.silence_timeout / 1000,
     )
-    return _Open(capture, capture.start, options, facts.encoding)
+    capture = FamilyCapture(dial, plugin, options, slot=slot, order=order, status_interval=interval, silence=silence)
+    return capture, options, facts.encoding
 
 
 def _application(project: Project) -> str:
     return f"cdc_lake {project.name} record"
 
 
+@dataclass(slots=True)
 class _Run:
     """One recording in progress."""
 
-    def __init__(
-        self,
-        capture: Capture,
-        writer: RecordingWriter,
-        limits: Limits,
-        commits: Callable[[Data], int] | None,
-        overwriting: _Overwriting | None,
-    ) -> None:
-        self._capture = capture
-        self._writer = writer
-        self._limits = limits
-        self._commits = commits
-        self._overwriting = overwriting
-        self._started = time.monotonic()
-        self.messages = self.keepalives = self.transactions = 0
-
-    @property
-    def unreadable(self) -> int:
-        """The number of messages overwritten completely."""
-        return 0 if self._overwriting is None else self._overwriting.unreadable
+    capture: _Capture
+    writer: RecordingWriter
+    limits: Limits
+    commits: Callable[[Data], int] | None
+    overwriting: _Overwriting | None
+    started: float = field(default_factory=time.monotonic)
+    messages: int = 0
+    keepalives: int = 0
+    transactions: int = 0
 
     @property
     def seconds(self) -> float:
         """Seconds since the start."""
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started
 
     def follow(self, stop: threading.Event) -> None:
         """Record until a limit or `stop`. The message that reaches a limit is the last one."""
         while not stop.is_set() and not self._is_limit_reached():
-            for body in self._capture.poll(_WAIT):
+            for body in self.capture.poll(_WAIT):
                 self._take(body)
                 if self._is_limit_reached():
                     break
 
     def _take(self, body: bytes) -> None:
         entry = copy_data(body)
-        self._writer.append(body if self._overwriting is None else self._overwriting.body(body, entry))
+        self.writer.append(body if self.overwriting is None else self.overwriting.body(body, entry))
         if isinstance(entry, Data):
             self.messages += 1
-            self.transactions += self._commits(entry) if self._commits else 0
+            self.transactions += self.commits(entry) if self.commits else 0
         else:
             self.keepalives += 1
 
     def _is_limit_reached(self) -> bool:
-        limits = self._limits
+        limits = self.limits
         return (
             (limits.seconds is not None and self.seconds >= limits.seconds)
-            or (limits.bytes is not None and self._writer.size >= limits.bytes)
+            or (limits.bytes is not None and self.writer.size >= limits.bytes)
             or (limits.transactions is not None and self.transactions >= limits.transactions)
         )
 
@@ -569,7 +526,12 @@ class _Count:
         elif kind in _CHANGES:
             self._transaction(f"a {kind}").update((table, kind) for table in _tables(item))
         elif kind == "commit":
-            self._commit(self._transaction("a COMMIT"))
+            counts = self._transaction("a COMMIT")
+            self.transactions += 1
+            self.empty += not counts
+            for (table, operation), number in counts.items():
+                self.changes.setdefault(table, Counter())[operation] += number
+            self.open = None
         else:
             self.others[kind] += 1
 
@@ -577,13 +539,6 @@ class _Count:
         if self.open is None:
             raise OutOfSequence(f"{what} outside a transaction")
         return self.open
-
-    def _commit(self, counts: Counter[tuple[str, str]]) -> None:
-        self.transactions += 1
-        self.empty += not counts
-        for (table, kind), number in counts.items():
-            self.changes.setdefault(table, Counter())[kind] += number
-        self.open = None
 
 
 def replay(path: Path, override: Reading | None = None) -> Replayed:

@@ -79,16 +79,12 @@ from cdc_lake.model.relation import TableName
 
 def described_line(parsed_line: MessageLine | PhaseLine, lsn: int | None) -> Described:
     """The JSON object of a line, in the form of `devtools.wire_dump`."""
-    if isinstance(parsed_line, MessageLine):
-        body = {
-            "prefix": parsed_line.prefix,
-            "transactional": parsed_line.transactional,
-            "content": parsed_line.content,
-        }
-        return present(type="message", lsn=lsn_text(lsn), **body)
-    return present(
-        type=parsed_line.kind, lsn=lsn_text(lsn), gid=parsed_line.gid, xid=parsed_line.xid, timestamp=parsed_line.time
-    )
+    match parsed_line:
+        case MessageLine(transactional=transactional, prefix=prefix, content=content):
+            body = {"prefix": prefix, "transactional": transactional, "content": content}
+            return present(type="message", lsn=lsn_text(lsn), **body)
+        case PhaseLine(kind=kind, gid=gid, xid=xid, time=time):
+            return present(type=kind, lsn=lsn_text(lsn), gid=gid, xid=xid, timestamp=time)
 
 
 Described: TypeAlias = dict[str, Any]
@@ -108,10 +104,13 @@ def describe(record: Record) -> Described:  # noqa: PLR0911  # one return a kind
             return present(type="commit", **numbers, timestamp=time, skipped_option=skipped)
         case TransactionEnd(word=word, lsn=lsn, xid=xid, time=time):
             return present(type=word.lower(), lsn=lsn_text(lsn), xid=xid, timestamp=time)
-        case Row():
-            return _row(record)
-        case Truncated():
-            return _describe_truncate(record)
+        case Row(operation=operation, lsn=lsn, table=table):
+            tuples = {"new": _tuple(record.new), "old": _tuple(record.old)}
+            return present(type=_ROW_OPERATIONS[operation], lsn=lsn_text(lsn), **table_object(table), **tuples)
+        case Truncated(lsn=lsn, cascade=cascade, restart_identity=restart):
+            tables = tables_object(table_object(table) for table in record.tables)
+            head = present(type="truncate", lsn=lsn_text(lsn))
+            return {**head, **tables, "cascade": cascade, "restart_identity": restart}
         case Ddl(prefix=prefix, command=command, content=content, relation_id=oid, lsn=lsn):
             body = {"prefix": prefix, "command": command, "relation_oid": oid, "content": content}
             return present(type="ddl", lsn=lsn_text(lsn), **body)
@@ -173,34 +172,13 @@ def _begin(begin: GaussBegin) -> Described:
     )
 
 
-def _row(row: Row) -> Described:
-    return present(
-        type=_ROW_OPERATIONS[row.operation],
-        lsn=lsn_text(row.lsn),
-        **table_object(row.table),
-        new=_tuple(row.new),
-        old=_tuple(row.old),
-    )
-
-
 def _tuple(fields: tuple[Field, ...] | None) -> list[Described] | None:
-    return None if fields is None else [_field(field) for field in fields]
-
-
-def _field(field: Field) -> Described:
-    return {
-        **present(name=field.name, type=field.type_name, type_oid=field.type_oid),
-        **value_object(field.value),
-    }
-
-
-def _describe_truncate(truncated: Truncated) -> Described:
-    return {
-        **present(type="truncate", lsn=lsn_text(truncated.lsn)),
-        **tables_object(table_object(table) for table in truncated.tables),
-        "cascade": truncated.cascade,
-        "restart_identity": truncated.restart_identity,
-    }
+    if fields is None:
+        return None
+    return [
+        present(name=field.name, type=field.type_name, type_oid=field.type_oid) | value_object(field.value)
+        for field in fields
+    ]
 
 
 def _heartbeat(beat: Heartbeat) -> Described:
@@ -210,54 +188,37 @@ def _heartbeat(beat: Heartbeat) -> Described:
     return present(type="heartbeat", lsn=lsn_text(lsn), **body)
 
 
-def describe_v2_message(payload: bytes) -> Described | None:
-    """The object of a message of a later protocol version; None for an unknown letter. Raises DecodeError."""
-    if (streamed := stream_message(payload)) is not None:
-        return _describe_streamed(streamed)
-    two_phase = prepared_message(payload)
-    return None if two_phase is None else _two_phase(two_phase)
-
-
-def _describe_streamed(message: StreamMessage) -> Described:
+def _describe_later(message: StreamMessage | PreparedMessage) -> Described:  # noqa: PLR0911  # one return a kind
+    """The object of a message of protocol versions 2 to 4."""
     match message:
         case StreamStart(xid=xid, first=first):
             return {"type": "stream_start", "xid": xid, "first": first}
         case StreamStop():
             return {"type": "stream_stop"}
         case StreamCommit(xid=xid, commit_lsn=lsn, end_lsn=end, commit_ts=timestamp):
-            ends = {"lsn": lsn_text(lsn), "end_lsn": lsn_text(end), "timestamp": time_text(timestamp)}
-            return {"type": "stream_commit", **ends, "xid": xid}
+            return {"type": "stream_commit", **_ends(lsn, end, timestamp), "xid": xid}
         case StreamAbort(xid=xid, subxid=subxid, lsn=lsn, aborted_at=timestamp):
-            return present(
-                type="stream_abort", xid=xid, subxid=subxid, lsn=lsn_text(lsn), timestamp=time_text(timestamp)
-            )
-        case _ as never:
-            assert_never(never)
-
-
-def _two_phase(message: PreparedMessage) -> Described:
-    match message:
+            ends = {"lsn": lsn_text(lsn), "timestamp": time_text(timestamp)}
+            return present(type="stream_abort", xid=xid, subxid=subxid, **ends)
         case BeginPrepare(prepared=prepared):
             return _describe_prepared("begin_prepare", prepared)
         case Prepare(prepared=prepared, streamed=streamed):
             return _describe_prepared("stream_prepare" if streamed else "prepare", prepared)
         case CommitPrepared(commit_lsn=lsn, end_lsn=end, commit_ts=timestamp, xid=xid, gid=gid):
-            ends = {"lsn": lsn_text(lsn), "end_lsn": lsn_text(end), "timestamp": time_text(timestamp)}
-            return {"type": "commit_prepared", **ends, "xid": xid, "gid": gid}
+            return {"type": "commit_prepared", **_ends(lsn, end, timestamp), "xid": xid, "gid": gid}
         case RollbackPrepared(prepare_end_lsn=lsn, end_lsn=end, rolled_back_at=timestamp, xid=xid, gid=gid):
-            ends = {"lsn": lsn_text(lsn), "end_lsn": lsn_text(end), "timestamp": time_text(timestamp)}
-            return {"type": "rollback_prepared", **ends, "xid": xid, "gid": gid}
+            return {"type": "rollback_prepared", **_ends(lsn, end, timestamp), "xid": xid, "gid": gid}
         case _ as never:
             assert_never(never)
 
 
 def _describe_prepared(kind: str, prepared: Prepared) -> Described:
-    ends = {
-        "lsn": lsn_text(prepared.lsn),
-        "end_lsn": lsn_text(prepared.end_lsn),
-        "timestamp": time_text(prepared.prepared_at),
-    }
+    ends = _ends(prepared.lsn, prepared.end_lsn, prepared.prepared_at)
     return {"type": kind, **ends, "xid": prepared.xid, "gid": prepared.gid}
+
+
+def _ends(lsn: int, end: int, timestamp: int) -> Described:
+    return {"lsn": lsn_text(lsn), "end_lsn": lsn_text(end), "timestamp": time_text(timestamp)}
 
 
 _ROW_TAGS: Final = frozenset(b"IUD")
@@ -276,7 +237,8 @@ class PgoutputDescriber:
 
     def describe(self, payload: bytes) -> Described:
         """The object of one message. Raises DecodeError; inside a streamed block its offset excludes the xid."""
-        if (description := describe_v2_message(payload)) is not None:
+        if (later := stream_message(payload) or prepared_message(payload)) is not None:
+            description = _describe_later(later)
             self._streaming = description["type"] == "stream_start"
             return description
         if self._streaming and payload[:1] and payload[0] in WITH_XID:
@@ -286,14 +248,9 @@ class PgoutputDescriber:
 
     def _first(self, payload: bytes) -> Described:
         """The object of a message of version 1."""
-        columns = None
-        if (
-            payload[:1]
-            and payload[0] in _ROW_TAGS
-            and (relation := self._relations.get(int.from_bytes(payload[1:5], "big")))
-        ):
-            columns = len(relation.columns)
-        return self._object(parse(payload, columns))
+        is_row = payload[:1] and payload[0] in _ROW_TAGS
+        relation = self._relations.get(int.from_bytes(payload[1:5], "big")) if is_row else None
+        return self._object(parse(payload, None if relation is None else len(relation.columns)))
 
     def _object(self, message: WireMessage) -> Described:  # noqa: PLR0911  # one return a kind of message
         match message:
@@ -303,9 +260,11 @@ class PgoutputDescriber:
                 return present(type="commit", lsn=lsn_text(lsn), end_lsn=lsn_text(end), timestamp=time_text(timestamp))
             case OriginMessage(lsn=lsn, name=name):
                 return present(type="origin", lsn=lsn_text(lsn), origin=name)
-            case RelationMessage():
-                self._relations[message.oid] = message
-                return self._relation(message)
+            case RelationMessage(oid=oid, identity=identity):
+                self._relations[oid] = message
+                columns = [{**self._column(c), "modifier": c.modifier, "key": c.key} for c in message.columns]
+                body = {"replica_identity": identity.name.lower(), "columns": columns}
+                return {"type": "relation", **self._table(oid), **body}
             case TypeMessage(oid=oid, schema=schema, name=name):
                 self._types[oid] = name if schema == "pg_catalog" else f"{schema}.{name}"
                 return {"type": "type", "type_oid": oid, "schema": schema, "name": name}
@@ -319,20 +278,15 @@ class PgoutputDescriber:
             case TruncateMessage(oids=oids, cascade=cascade, restart_identity=restart):
                 tables = tables_object(self._table(oid) for oid in oids)
                 return {"type": "truncate", **tables, "cascade": cascade, "restart_identity": restart}
-            case LogicalMessage():
-                return _message(message)
+            case LogicalMessage(lsn=lsn, prefix=prefix, transactional=transactional):
+                head = {"prefix": prefix, "transactional": transactional}
+                try:
+                    content = {"content": message.content.decode()}
+                except UnicodeDecodeError:
+                    content = {"content_hex": message.content.hex()}
+                return present(type="message", lsn=lsn_text(lsn), **head, **content)
             case _ as never:
                 assert_never(never)
-
-    def _relation(self, relation: RelationMessage) -> Described:
-        return {
-            "type": "relation",
-            **self._table(relation.oid),
-            "replica_identity": relation.identity.name.lower(),
-            "columns": [
-                {**self._column(column), "modifier": column.modifier, "key": column.key} for column in relation.columns
-            ],
-        }
 
     def _table(self, oid: int) -> Described:
         relation = self._relations.get(oid)
@@ -356,21 +310,9 @@ class PgoutputDescriber:
         return [{**self._column(c), **value} for c, value in named if c.key or letter != b"K"]
 
 
-def _message(message: LogicalMessage) -> Described:
-    """Content that is not UTF-8 becomes `content_hex`."""
-    head = {"prefix": message.prefix, "transactional": message.transactional}
-    try:
-        content = {"content": message.content.decode()}
-    except UnicodeDecodeError:
-        content = {"content_hex": message.content.hex()}
-    return present(type="message", lsn=lsn_text(message.lsn), **head, **content)
-
-
 _HEARTBEAT: Final = 26  # bytes: letter, three numbers, `F`
 _FRAMED_HEARTBEAT: Final = 33  # the length field of a framed one
 _RECORD: Final = 12  # bytes before the body: length and LSN
-_FIRST_PRINTABLE: Final = 0x20
-_LAST_PRINTABLE: Final = 0x7E
 _PARALLEL: Final = (b"BEGIN CSN:", b"commit", b"COMMIT XID:")
 _SERIAL: Final = re.compile(rb"(?:BEGIN|COMMIT|ABORT|PREPARE)(?: |\s*\Z)|prefix: |message: ")
 _HINT: Final = "name the style: `--style serial` accepts any line; b, t and j are the styles of parallel decoding"
@@ -399,7 +341,7 @@ def guess(payload: bytes, style: Style | None = None) -> tuple[Style, bool]:
 
 def is_line(payload: bytes) -> bool:
     """Whether a payload is a bare line: it begins with a printable character, not with the top byte of a length."""
-    return bool(payload) and _FIRST_PRINTABLE <= payload[0] <= _LAST_PRINTABLE
+    return bool(payload) and 0x20 <= payload[0] <= 0x7E
 
 
 def _framed_style(payload: bytes) -> Style:
@@ -434,7 +376,6 @@ def _line(payload: bytes) -> Style:
     if _SERIAL.match(payload):
         return Style.SERIAL
     if payload.startswith(_RENDERED):
-        raise UnknownStatement(
-            "this is pg_recvlogical's rendering of style b, not what the server sent", hint=_RENDERED_HINT
-        )
+        text = "this is pg_recvlogical's rendering of style b, not what the server sent"
+        raise UnknownStatement(text, hint=_RENDERED_HINT)
     raise UnknownStatement("the style of this payload cannot be determined", hint=_HINT)

@@ -40,8 +40,7 @@ if not TYPE_CHECKING:  # mypy would take every name for one that the module has
     def __getattr__(name: str) -> Any:
         """PEP 562: an error under its name of 0.3, with a warning."""
         if name not in _FORMER:
-            msg = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(msg)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         words = f"`{__name__}.{name}` is now `{_FORMER[name]}`; 0.5 will not know `{name}`"
         warnings.warn(words, DeprecationWarning, stacklevel=2)
         return globals()[_FORMER[name]]

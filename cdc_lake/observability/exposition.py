@@ -18,11 +18,12 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from itertools import accumulate
-from typing import Final, Self
+from typing import Final
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -143,86 +144,62 @@ class ErrorCounts:
         self._tally.add(ERRORS_TOTAL, self._loop, code, by=by)
 
 
-_PATIENCE: Final = 10.0  # seconds for a client to send its request and receive the answer
+@contextmanager
+def serve(
+    address: str, exposition: Exposition, health: Callable[[], tuple[bool, Mapping[str, object]]]
+) -> Iterator[None]:
+    """Serve inside the block. `health`: whether the process is healthy, and a JSON document with details.
 
+    Raises MetricsNotServed if the address is unavailable.
+    """
 
-class Endpoint:
-    """Serves inside the block. `health`: whether the process is healthy, and a JSON document with details."""
+    class Handler(BaseHTTPRequestHandler):
+        """GET only; does not reveal the Python version and writes nothing to standard error."""
 
-    def __init__(
-        self, address: str, exposition: Exposition, health: Callable[[], tuple[bool, Mapping[str, object]]]
-    ) -> None:
-        self._address = address
-        self._exposition = exposition
-        self._health = health
+        timeout = 10.0  # seconds for a client to send its request and receive the answer
+        server_version, sys_version = "cdc_lake", ""
 
-    def __enter__(self) -> Self:
-        """Raises MetricsNotServed if the address is unavailable."""
-        host, port = host_and_port(self._address)
-        exposition, health = self._exposition, self._health
+        def do_GET(self) -> None:
+            status, kind, body = HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"/metrics, /healthz\n"
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                encode, kind = choose_encoder(self.headers.get("Accept", ""))
+                status, body = HTTPStatus.OK, encode(exposition)
+            elif path == "/healthz":
+                well, details = health()
+                status = HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
+                kind, body = "application/json", json.dumps(details).encode() + b"\n"
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
-        class Handler(_Handler):
-            def answer(self) -> tuple[HTTPStatus, str, bytes]:
-                match self.path.partition("?")[0]:
-                    case "/metrics":
-                        encode, kind = choose_encoder(self.headers.get("Accept", ""))
-                        return HTTPStatus.OK, kind, encode(exposition)
-                    case "/healthz":
-                        well, said = health()
-                        status = HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
-                        return status, "application/json", json.dumps(said).encode() + b"\n"
-                    case _:
-                        return HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"/metrics, /healthz\n"
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
+            """Does nothing: scrapes are not logged."""
 
-        try:
-            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self._server = _server(family, place, Handler)
-        except OSError as failure:
-            text = f"the address `{self._address}` cannot be used: {failure.strerror or type(failure).__name__}"
-            raise MetricsNotServed(text, where="observe.metrics") from failure
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="cdc-lake-endpoint", daemon=True
-        )
-        self._thread.start()
-        return self
+    host, port = host_and_port(address)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
 
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        class Server(socketserver.ThreadingTCPServer):
+            address_family = family
+            allow_reuse_address = True  # of a process that just ended; a listening one keeps it
+            daemon_threads = True
 
+            def handle_error(self, request: object, client_address: object) -> None:
+                if not isinstance(sys.exception(), OSError):  # disconnected clients are ignored
+                    super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 
-def _server(family: int, place: object, handler: type[BaseHTTPRequestHandler]) -> socketserver.TCPServer:
-    class Server(socketserver.ThreadingTCPServer):
-        address_family = family
-        allow_reuse_address = True  # of a process that just ended; a listening one keeps it
-        daemon_threads = True
-
-        def handle_error(self, request: object, client_address: object) -> None:
-            if not isinstance(sys.exception(), OSError):  # disconnected clients are ignored
-                super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
-
-    return Server(place, handler)  # type: ignore[arg-type]  # as getaddrinfo gives it
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """GET only; does not reveal the Python version and writes nothing to standard error."""
-
-    timeout = _PATIENCE
-    server_version, sys_version = "cdc_lake", ""
-
-    def answer(self) -> tuple[HTTPStatus, str, bytes]:
-        """The answer to the request: status, content type, body."""
-        raise NotImplementedError
-
-    def do_GET(self) -> None:
-        """Answer `/metrics` and `/healthz`."""
-        status, kind, body = self.answer()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
-        """Does nothing: scrapes are not logged."""
+        server = Server(place, Handler)  # type: ignore[arg-type]  # as getaddrinfo gives it
+    except OSError as failure:
+        text = f"the address `{address}` cannot be used: {failure.strerror or type(failure).__name__}"
+        raise MetricsNotServed(text, where="observe.metrics") from failure
+    thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="cdc-lake-endpoint", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -115,8 +115,7 @@ FAILPOINTS = {
 def _parse_setting(setting: str) -> tuple[str, int]:
     name, _, passage = setting.partition(":")
     if setting and (name not in FAILPOINTS or (passage and not passage.isdecimal())):
-        msg = f"CDC_LAKE_FAILPOINT={setting}: expected name or name:n, one of {', '.join(FAILPOINTS)}"
-        raise ValueError(msg)
+        raise ValueError(f"CDC_LAKE_FAILPOINT={setting}: expected name or name:n, one of {', '.join(FAILPOINTS)}")
     return name, int(passage or 1)
 
 
@@ -223,9 +222,7 @@ CRASH_POINTS = (
 def list_failpoints() -> FailpointList:
     """All failpoints that can be armed, and their crash points."""
     failpoints = tuple(
-        Failpoint(
-            name, says, tuple(crash_point.number for crash_point in CRASH_POINTS if name in crash_point.failpoints)
-        )
+        Failpoint(name, says, tuple(point.number for point in CRASH_POINTS if name in point.failpoints))
         for name, says in FAILPOINTS.items()
     )
     return FailpointList(VARIABLE, CRASH_POINTS, failpoints)

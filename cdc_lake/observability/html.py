@@ -96,15 +96,8 @@ def environment(package: str) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    jinja_environment.filters |= {
-        "count": count,
-        "duration": duration,
-        "moment": moment,
-        "percent": percent,
-        "size": size,
-        "bars": bars,
-        "sparkline": sparkline,
-    }
+    formats = (count, duration, moment, percent, size, bars, sparkline)
+    jinja_environment.filters |= {function.__name__: function for function in formats}
     jinja_environment.globals["plural"] = plural
     return jinja_environment
 

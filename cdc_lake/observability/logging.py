@@ -59,9 +59,7 @@ def only_declared(logger: object, method: str, fields: _Fields) -> _Fields:
 
 def masking(secrets: frozenset[str]) -> Callable[[object, str, _Fields], _Fields]:
     """A processor that masks these secrets at any depth."""
-    ordered_secrets = sorted(
-        (candidate for candidate in secrets if len(candidate) >= _SHORTEST_SECRET), key=len, reverse=True
-    )
+    ordered_secrets = sorted((text for text in secrets if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
 
     def mask(value: object) -> object:
         if isinstance(value, str):
@@ -101,16 +99,9 @@ class Log:
 
     def error(self, error: CdcLakeError) -> None:
         """Log the error that ends a command."""
-        fields = {"where": error.where, "hint": error.remedy}
-        self._write(
-            Level.ERROR,
-            "error",
-            text=error.message,
-            code=error.code,
-            retry=error.retry.value,
-            exit_code=error.exit_status,
-            **{name: value for name, value in fields.items() if value},
-        )
+        fields: dict[str, object] = {"code": error.code, "retry": error.retry.value, "exit_code": error.exit_status}
+        fields |= {name: value for name, value in (("where", error.where), ("hint", error.remedy)) if value}
+        self._write(Level.ERROR, "error", text=error.message, **fields)
 
     def _write(self, level: Level, event: str, **fields: object) -> None:
         with self._lock:

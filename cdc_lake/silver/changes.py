@@ -11,8 +11,9 @@ this one does.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc_lake.model.change import Truncated
 from cdc_lake.model.position import Span
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
+
+class _Deferred:
+    """An object of Spark that is imported when it is used: what reads bronze imports this package without Spark."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pkgutil.resolve_name(self._path), name)
+
+
+F: Any = _Deferred("pyspark.sql.functions")
+Window: Any = _Deferred("pyspark.sql:Window")
 
 POSITION = "_cdc_position"
 ORDINAL = "_cdc_ordinal"
@@ -57,16 +71,12 @@ def fits_old(column_index: int) -> str:
 
 def is_after(position: int, ordinal: int) -> Column:
     """Whether a change follows the place `(position, ordinal)`."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - bronze's readers run without Spark
-
     position_column = F.col(POSITION)
     return (position_column > position) | ((position_column == position) & (F.col(ORDINAL) > ordinal))
 
 
 def segment(truncated: Sequence[Truncated]) -> Column:
     """The number of truncates before a change."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     passed: Column = F.lit(0)
     for truncate in truncated:
         passed = passed + F.when(is_after(truncate.position, truncate.ordinal), 1).otherwise(0)
@@ -93,8 +103,6 @@ def read_changes(
     `files` are the data files that may contain them: bronze is append-only and has neither deletion vectors nor renamed
     columns, so its files are read without planning by the log (saves 0.2 s per table, measured).
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - bronze's readers run without Spark
-
     rows = spark.read.schema(_BRONZE).parquet(*files) if files else spark.createDataFrame([], _BRONZE)
     position = F.col("position")
     where = (F.col("epoch") == span.epoch) & (F.col("relation") == str(table))
@@ -109,10 +117,8 @@ def read_changes(
     changes = rows.where(where & bounded & wanted)
     if released is None:
         return changes
-    released_changes = spark.createDataFrame(
-        released.select([name for name in changes.columns if name in released.column_names])
-    )
-    return changes.unionByName(released_changes)
+    names = [name for name in changes.columns if name in released.column_names]
+    return changes.unionByName(spark.createDataFrame(released.select(names)))
 
 
 def cast_rows(
@@ -124,24 +130,28 @@ def cast_rows(
     The value of a column is that of the new tuple, for a delete of the old one; if it was not sent, that of a full old
     tuple; otherwise it is unknown.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     unsent = frozenset(unsent)
     columns = [
         F.expr("struct(position, ordinal)").alias(ORDER),
         F.expr("CASE WHEN op <> 'S' THEN op WHEN new IS NULL THEN 'D' ELSE 'I' END").alias(OP),
-        F.expr(_from_sql(shape)).alias(FROM),
+        F.expr(
+            "CASE WHEN op = 'I' OR (op = 'S' AND new IS NOT NULL) THEN NULL "
+            f"WHEN old IS NOT NULL THEN {shape.key_texts('old')} ELSE {shape.key_texts('new')} END"
+        ).alias(FROM),
         F.expr(f"CASE WHEN new IS NOT NULL THEN {shape.key_texts('new')} END").alias(TO),
         F.col("commit_ts").alias(TIME),
     ]
     columns += [F.expr(text).alias(column.name) for column, text in shape.carried.items()]
     columns += [F.expr(text).alias(name) for name, text in (extra or {}).items()]
     for index, column in enumerate(shape.columns):
-        columns.append(F.expr(shape.value(index, f"({value_text(shape, index, unsent)})")).alias(column.name))
+        text = f"({value_text(shape, index, unsent)})"
+        columns.append(F.expr(shape.value(index, text)).alias(column.name))
         if index in unsent:
-            columns.append(F.expr(_known_sql(shape, index)).alias(known_column(index)))
+            # A key part that was not sent is in the old tuple too: the server logs a long key with every update.
+            has_old = shape.whole_old if index not in shape.keys else "old IS NOT NULL"
+            columns.append(F.expr(f"({shape.sent_sql(index)} OR {has_old})").alias(known_column(index)))
         if shape.may_misfit(index):
-            columns.append(F.expr(shape.fits(index, f"({value_text(shape, index, unsent)})")).alias(fits(index)))
+            columns.append(F.expr(shape.fits(index, text)).alias(fits(index)))
             if shape.old_values:
                 columns.append(F.expr(shape.fits(index, f"({shape.text(index, 'old')})")).alias(fits_old(index)))
     return rows.select(F.col("position").alias(POSITION), F.col("ordinal").alias(ORDINAL), *columns)
@@ -175,16 +185,3 @@ def digests(shape: RelationMapping) -> tuple[str, str]:
     # As JSON, because a hash of columns ignores NULLs.
     of_old, of_new = (f"xxhash64(to_json(array({', '.join(texts)})))" for texts in (old, new))
     return f"CASE WHEN {shape.whole_old} THEN {of_old} END", f"CASE WHEN {is_complete} THEN {of_new} END"
-
-
-def _known_sql(shape: RelationMapping, column_index: int) -> str:
-    """A key part that was not sent is in the old tuple too: the server logs a long key with every update."""
-    old_has_value = shape.whole_old if column_index not in shape.keys else "old IS NOT NULL"
-    return f"({shape.sent_sql(column_index)} OR {old_has_value})"
-
-
-def _from_sql(shape: RelationMapping) -> str:
-    return (
-        f"CASE WHEN op = 'I' OR (op = 'S' AND new IS NOT NULL) THEN NULL "
-        f"WHEN old IS NOT NULL THEN {shape.key_texts('old')} ELSE {shape.key_texts('new')} END"
-    )

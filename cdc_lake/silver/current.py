@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from cdc_lake.silver.changes import OP, after_truncates
-from cdc_lake.silver.kind import CHANGE, UNSENT, Kind, RowIdentity, TablePart, insert, old_column, same_key, select
+from cdc_lake.silver.kind import CHANGE, UNSENT, Kind, RowIdentity, TablePart, insert, old_column, same_key
 from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.silver.net_change import collapse_rows, complete_moved, net_change, unknown
 from cdc_lake.tables.types import SilverColumn, literal, quote_identifier
@@ -57,11 +57,8 @@ class Scd1Kind(Kind):
     def append_sql(self, table: str, view: str, part: TablePart) -> str:
         """The rows that exist at the end; silver never had a key that was deleted again."""
         _, names, values = _assignments(part.shape, part.unsent)
-        return insert(table, view, (f"{value} AS {name}" for name, value in zip(names, values, strict=True)), "U")
-
-    def first(self, view: str, shape: RelationMapping) -> str:
-        """All copied rows."""
-        return select(view, (quote_identifier(c.name) for c in self.columns(shape)), "U")
+        columns = (f"{value} AS {name}" for name, value in zip(names, values, strict=True))
+        return insert(table, view, columns, self.added)
 
 
 def _assignments(shape: RelationMapping, unsent: frozenset[int]) -> tuple[list[str], list[str], list[str]]:
@@ -97,16 +94,14 @@ class AppendKind(Kind):
 
     def passthrough_columns(self, shape: RelationMapping) -> Mapping[SilverColumn, str]:
         """Operation and place of the change, and its unchanged columns."""
-        old = {}
-        if self.old_values:
-            for index, column in enumerate(shape.columns):
-                old[old_column(column)] = shape.value(index, shape.text(index, "old"))
+        columns = enumerate(shape.columns if self.old_values else ())
+        old = {old_column(column): shape.value(index, shape.text(index, "old")) for index, column in columns}
         return {**CHANGE, UNSENT: shape.unsent_names(), **old}
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """The changes themselves."""
         del target, traced
-        return changes.select(*(quote_identifier(c.name) for c in self.columns(part.shape)))
+        return changes.select(*self.names(part.shape))
 
     def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
         """An append."""

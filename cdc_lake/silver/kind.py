@@ -140,6 +140,8 @@ class Kind(ABC):
     """Marks the rows that the source table has now, which changes may concern; None: all rows."""
     identity: ClassVar[RowIdentity] = RowIdentity.KEY
     """How changes find their rows."""
+    added: ClassVar[str] = "U"
+    """The operation of rows in the result of `net` that are inserted if their key is not in the table."""
 
     def passthrough_columns(self, shape: RelationMapping) -> Mapping[SilverColumn, str]:
         """Columns of the table that come with each change, with the SQL over bronze's row for them."""
@@ -149,6 +151,10 @@ class Kind(ABC):
     def columns(self, shape: RelationMapping) -> tuple[SilverColumn, ...]:
         """All columns of the silver table: the source's, those that come with changes, its own. Raises NameTaken."""
         return with_own(shape, [column for column in self.own if column not in shape.carried])
+
+    def names(self, shape: RelationMapping) -> list[str]:
+        """The names of all columns, quoted. Raises NameTaken."""
+        return [quote_identifier(column.name) for column in self.columns(shape)]
 
     @abstractmethod
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
@@ -164,13 +170,13 @@ class Kind(ABC):
         `within`: conditions that all affected rows of `t` meet; they let files be skipped.
         """
 
-    @abstractmethod
     def append_sql(self, table: str, view: str, part: TablePart) -> str:
         """The same as an append, if no key of view `view` is in `table`."""
+        return insert(table, view, self.names(part.shape), self.added)
 
-    @abstractmethod
     def first(self, view: str, shape: RelationMapping) -> str:
         """The query of a table's whole content if it begins with a copy; `view` is the result of `net`."""
+        return select(view, self.names(shape), self.added)
 
 
 def same_key(part: TablePart, within: Sequence[str]) -> str:
@@ -186,6 +192,11 @@ def same_key(part: TablePart, within: Sequence[str]) -> str:
         for index, name in enumerate(names)
     ]
     return " AND ".join([*same, *([] if part.truncated else within)])
+
+
+def assignments(columns: Iterable[SilverColumn]) -> list[str]:
+    """The assignments of an UPDATE that takes these columns from `s`."""
+    return [f"{name} = s.{name}" for name in (quote_identifier(column.name) for column in columns)]
 
 
 def insert(table: str, view: str, columns: Iterable[str], op: str) -> str:

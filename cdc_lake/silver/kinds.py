@@ -22,9 +22,11 @@ from cdc_lake.config.project import Target
 from cdc_lake.errors import KindChanged
 from cdc_lake.model.position import Position
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.silver.changes import F
 from cdc_lake.silver.current import AppendKind, Scd1Kind
 from cdc_lake.silver.kind import CHANGE, COPY, IS_CURRENT, LINEAGE, VALID_FROM, VALID_TO, Kind, RowIdentity, old_column
 from cdc_lake.silver.layout_mapping import RelationMapping, without_key
+from cdc_lake.silver.net_change import all_of, any_of
 from cdc_lake.silver.scd2 import Scd2Kind
 from cdc_lake.silver.soft_delete import KeylessKind, SoftDeleteKind
 from cdc_lake.tables.types import SilverColumn, quote_identifier
@@ -140,8 +142,6 @@ def _reopen_versions(rows: pa.Table, as_of: Position) -> pa.Table:
 
 def frame_as_of(rows: DataFrame, as_of: Position, *, versions: bool) -> DataFrame:
     """The same for a DataFrame."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
-
     names = rows.columns
     if _HISTORY.issubset(names):
         began = rows.where(_is_reached(F.col, VALID_FROM[0].name, VALID_FROM[1].name, as_of))
@@ -235,35 +235,22 @@ def _identity(kind: Kind, target: Target, shape: RelationMapping) -> tuple[str, 
 
 def _join_rows(before: DataFrame, after: DataFrame, identity: Sequence[str], compared: Sequence[str]) -> DataFrame:
     """The rows of both with `what` changed, and what identifies them."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
-
     was, now = dict(before.dtypes), dict(after.dtypes)
 
     def side(rows: DataFrame, name: str) -> DataFrame:
-        values: list[Column] = []
-        for column in (*identity, *compared):
-            value = F.col(quote_identifier(column))
-            values.append((value if was[column] == now[column] else value.cast("string")).alias(column))
-        return rows.select(F.struct(*values).alias(name))
+        values = {column: F.col(quote_identifier(column)) for column in (*identity, *compared)}
+        casts = [(v if was[c] == now[c] else v.cast("string")).alias(c) for c, v in values.items()]
+        return rows.select(F.struct(*casts).alias(name))
 
-    left, right = side(before, "was"), side(after, "now")
-    on = F.lit(True)
-    for column in identity:
-        on = on & F.col(f"was.{quote_identifier(column)}").eqNullSafe(F.col(f"now.{quote_identifier(column)}"))
-    differs = F.lit(False)
-    for column in compared:
-        differs = differs | ~F.col(f"was.{quote_identifier(column)}").eqNullSafe(
-            F.col(f"now.{quote_identifier(column)}")
-        )
+    def pair(column: str) -> tuple[Column, Column]:
+        return F.col(f"was.{quote_identifier(column)}"), F.col(f"now.{quote_identifier(column)}")
+
+    on = all_of([left.eqNullSafe(right) for left, right in map(pair, identity)])
+    differs = any_of([~left.eqNullSafe(right) for left, right in map(pair, compared)])
     what = F.when(F.col("was").isNull(), "added").when(F.col("now").isNull(), "removed")
     what = what.when(differs, "changed").otherwise("same")
-    identity_columns = [
-        F.coalesce(F.col(f"now.{quote_identifier(column)}"), F.col(f"was.{quote_identifier(column)}"))
-        .cast("string")
-        .alias(f"id_{n}")
-        for n, column in enumerate(identity)
-    ]
-    return left.join(right, on, "full_outer").select(what.alias("what"), *identity_columns)
+    keys = [F.coalesce(*reversed(pair(c))).cast("string").alias(f"id_{n}") for n, c in enumerate(identity)]
+    return side(before, "was").join(side(after, "now"), on, "full_outer").select(what.alias("what"), *keys)
 
 
 def _sample_keys(joined: DataFrame, identity: Sequence[str], number: int) -> dict[str, list[tuple[str | None, ...]]]:

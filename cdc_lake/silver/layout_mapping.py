@@ -192,13 +192,11 @@ class RelationMapping:
     def _conversion_sql(self, kind: ColumnType, values: TypeRewrite | None, column_index: int, text: str) -> str:
         """The silver value of a text whose type in its layout differs from the newest one."""
         column = self.columns[column_index]
-        printed = column.type == "string" and kind.family is not Family.BOOLEAN
         # Except for few types, the server prints a value like its conversion to text.
-        value = (
-            self.typed_sql(column_index, text)
-            if printed
-            else require_conversion(cast_sql(text, kind), column.name, kind.sql, column.type)
-        )
+        if column.type == "string" and kind.family is not Family.BOOLEAN:
+            value = self.typed_sql(column_index, text)
+        else:
+            value = require_conversion(cast_sql(text, kind), column.name, kind.sql, column.type)
         return value if values is None else values.rewrite_sql(value, column.name)
 
     def _by_layout(self, column_index: int, expression: Callable[[int], str], missing: str) -> str:
@@ -253,7 +251,11 @@ def make_shape(
     missing = [name for name in wanted if name not in relation.names]
     if missing:
         raise NoKey(f"{relation.table} has no column `{missing[0]}` to use as key")
-    _check_keys_logged(relation, wanted)
+    logged = {c.name for c in relation.columns if c.key or relation.identity is ReplicaIdentity.FULL}
+    for name in wanted:
+        if name not in logged:
+            text = f"the server does not log column `{name}` of {relation.table} for deletes"
+            raise NoKey(f"{text}, so it cannot be part of the key")
     return RelationMapping(relation, layouts, tuple(relation.names.index(name) for name in wanted), types=types)
 
 
@@ -299,30 +301,15 @@ def _key(relation: Relation) -> tuple[str, ...] | None:
         return None
 
 
-_INCOMPARABLE = re.compile(r"\b(map|variant)\b")
-
-
 def comparable(column: SilverColumn) -> bool:
     """Whether values of a column can be compared for equality."""
-    return _INCOMPARABLE.search(column.type) is None
+    return re.search(r"\b(map|variant)\b", column.type) is None
 
 
 def _never_null(layout: Relation, name: str) -> bool:
     """A primary key has no NULL, nor has an index that is a replica identity."""
     by_index = layout.identity is ReplicaIdentity.INDEX and any(c.key and c.name == name for c in layout.columns)
     return name in layout.primary_key or by_index
-
-
-def _check_keys_logged(relation: Relation, keys: Sequence[str]) -> None:
-    if relation.identity is ReplicaIdentity.FULL:
-        return
-    logged = {c.name for c in relation.columns if c.key}
-    for name in keys:
-        if name not in logged:
-            raise NoKey(
-                f"the server does not log column `{name}` of {relation.table} for deletes, so it cannot be part "
-                "of the key"
-            )
 
 
 def _or(index: int | None, expression: Callable[[int], str], missing: str) -> str:

@@ -13,10 +13,11 @@ whole rows, and rows that move to another key, which are inserted there. Only af
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import operator
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
-from cdc_lake.silver.changes import FROM, OP, ORDER, TO, known_column
+from cdc_lake.silver.changes import FROM, OP, ORDER, TO, F, Window, known_column
 from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.tables.types import quote_identifier
 
@@ -38,8 +39,6 @@ def net_change(changes: DataFrame, shape: RelationMapping, unsent: frozenset[int
     """Fold typed changes. With `traced` they have `_cdc_row` and `_cdc_origin` if keys moved, and the result is input
     for `collapse_rows`; otherwise it is the net change.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
-
     keys = [F.col(quote_identifier(c.name)) for c in shape.key_columns]
     if not traced:
         return _fold(changes, keys, shape, unsent).drop(FROM, TO)
@@ -53,64 +52,6 @@ def collapse_rows(folded: DataFrame, shape: RelationMapping, unsent: frozenset[i
 
     A key at which a row ended was not left. Two rows that ended at one key fail the job: no server allows that.
     """
-    ended, gone = _ended_and_gone(folded, shape, unsent)
-    return _one_row_a_key(ended.unionByName(gone), shape)
-
-
-def last_and_known(
-    changes: DataFrame,
-    by: Sequence[Column],
-    shape: RelationMapping,
-    unsent: frozenset[int],
-    extra: Sequence[str] = (),
-    also: Sequence[Column] = (),
-) -> DataFrame:
-    """Aggregate changes by group: `_cdc_last`, a struct of the last change's operation, keys, `extra` and the columns
-    that every change sent, and `_cdc_kept_<n>`, a struct of the last value of any other column, NULL if none was sent;
-    `also`: further aggregates.
-    """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    certain = [
-        *(c.name for index, c in enumerate(shape.columns) if index not in unsent),
-        *(c.name for c in shape.carried),
-    ]
-    last = F.max_by(F.struct(OP, FROM, TO, *extra, *(F.col(quote_identifier(n)) for n in certain)), ORDER).alias(
-        "_cdc_last"
-    )
-    known_values = [
-        F.max_by(
-            F.struct(F.col(quote_identifier(shape.columns[index].name)).alias("v")),
-            F.when(F.col(known_column(index)), F.col(ORDER)),
-        ).alias(f"_cdc_kept_{index}")
-        for index in sorted(unsent)
-    ]
-    return changes.groupBy(*by).agg(last, *known_values, *also)
-
-
-def _fold(
-    changes: DataFrame, by: Sequence[Column], shape: RelationMapping, unsent: frozenset[int], extra: Sequence[str] = ()
-) -> DataFrame:
-    """The last state of each group: columns that were always sent from the last change, others by last known value."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    named = [column.alias(f"_cdc_by_{n}") for n, column in enumerate(by)]
-    folded = last_and_known(changes, named, shape, unsent, extra)
-    columns = [
-        F.col(f"_cdc_kept_{index}.v").alias(c.name)
-        if index in unsent
-        else F.col(f"_cdc_last.{quote_identifier(c.name)}")
-        for index, c in enumerate(shape.columns)
-    ]
-    columns += [F.col(f"_cdc_last.{quote_identifier(c.name)}") for c in shape.carried]
-    flags = [F.col(f"_cdc_kept_{index}").isNull().alias(unknown(index)) for index in sorted(unsent)]
-    state = [F.when(F.col(f"_cdc_last.{OP}") == "D", F.lit("D")).otherwise(F.lit("U")).alias(OP)]
-    return folded.select(*columns, *flags, *state, *(f"_cdc_last.{name}" for name in (FROM, TO, *extra)))
-
-
-def _ended_and_gone(folded: DataFrame, shape: RelationMapping, unsent: frozenset[int]) -> tuple[DataFrame, DataFrame]:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     # A row without a number was folded by its key, which is the key it leaves.
     left = F.coalesce(ORIGIN, F.when(F.col(ROW).isNull(), F.col(FROM)))
     gone = folded.withColumn("_cdc_left", left).where(
@@ -125,13 +66,8 @@ def _ended_and_gone(folded: DataFrame, shape: RelationMapping, unsent: frozenset
         *(F.lit(False).alias(unknown(column_index)) for column_index in sorted(unsent)),
         F.lit("D").alias(OP),
     )
-    return folded.where(F.col(OP) == "U").select(*(F.col(quote_identifier(c)) for c in deletes.columns)), deletes
-
-
-def _one_row_a_key(rows: DataFrame, shape: RelationMapping) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     stays = F.col(OP) == "U"
+    rows = folded.where(stays).select(*(F.col(quote_identifier(c)) for c in deletes.columns)).unionByName(deletes)
     keys = [F.col(quote_identifier(c.name)).alias(f"_cdc_by_{n}") for n, c in enumerate(shape.key_columns)]
     groups = rows.groupBy(*keys).agg(
         F.max_by(F.struct(*(F.col(quote_identifier(c)) for c in rows.columns)), stays).alias("_cdc_net"),
@@ -140,6 +76,43 @@ def _one_row_a_key(rows: DataFrame, shape: RelationMapping) -> DataFrame:
     clash = F.raise_error(F.lit("two rows ended at one key"))
     state = F.when(F.col("_cdc_rows") > 1, clash).otherwise(F.col(f"_cdc_net.{OP}")).cast("string").alias(OP)
     return groups.select(*(F.col(f"_cdc_net.{quote_identifier(c)}").alias(c) for c in rows.columns if c != OP), state)
+
+
+def last_and_known(
+    changes: DataFrame,
+    by: Sequence[Column],
+    shape: RelationMapping,
+    unsent: frozenset[int],
+    extra: Sequence[str] = (),
+    also: Sequence[Column] = (),
+) -> DataFrame:
+    """Aggregate changes by group: `_cdc_last`, a struct of the last change's operation, keys, `extra` and the columns
+    that every change sent, and `_cdc_kept_<n>`, a struct of the last value of any other column, NULL if none was sent;
+    `also`: further aggregates.
+    """
+    certain = [*(c for index, c in enumerate(shape.columns) if index not in unsent), *shape.carried]
+    values = (F.col(quote_identifier(c.name)) for c in certain)
+    last = F.max_by(F.struct(OP, FROM, TO, *extra, *values), ORDER).alias("_cdc_last")
+    known_values = []
+    for index in sorted(unsent):
+        value = F.struct(F.col(quote_identifier(shape.columns[index].name)).alias("v"))
+        place = F.when(F.col(known_column(index)), F.col(ORDER))
+        known_values.append(F.max_by(value, place).alias(f"_cdc_kept_{index}"))
+    return changes.groupBy(*by).agg(last, *known_values, *also)
+
+
+def _fold(
+    changes: DataFrame, by: Sequence[Column], shape: RelationMapping, unsent: frozenset[int], extra: Sequence[str] = ()
+) -> DataFrame:
+    """The last state of each group: columns that were always sent from the last change, others by last known value."""
+    named = [column.alias(f"_cdc_by_{n}") for n, column in enumerate(by)]
+    folded = last_and_known(changes, named, shape, unsent, extra)
+    columns = [F.col(f"_cdc_last.{quote_identifier(c.name)}") for c in (*shape.columns, *shape.carried)]
+    for index in unsent:
+        columns[index] = F.col(f"_cdc_kept_{index}.v").alias(shape.columns[index].name)
+    flags = [F.col(f"_cdc_kept_{index}").isNull().alias(unknown(index)) for index in sorted(unsent)]
+    state = [F.when(F.col(f"_cdc_last.{OP}") == "D", F.lit("D")).otherwise(F.lit("U")).alias(OP)]
+    return folded.select(*columns, *flags, *state, *(f"_cdc_last.{name}" for name in (FROM, TO, *extra)))
 
 
 FOUND = "_cdc_found"
@@ -158,9 +131,6 @@ def value_known_column(column_index: int) -> str:
 
 def row_window(order: Column) -> WindowSpec:
     """The changes of one row between two truncates."""
-    from pyspark.sql import Window  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
-
     here = F.coalesce(TO, FROM)
     return Window.partitionBy("_cdc_segment", ROW, F.when(F.col(ROW).isNull(), here)).orderBy(order)
 
@@ -174,19 +144,13 @@ def complete_for_rules(
     truncates before them: after a truncate the target is irrelevant. Also adds `_cdc_told_<n>`, and `_cdc_found` for
     changes that lacked a value: whether the target has the row.
     """
-    from pyspark.sql import Window  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     so_far = row_window(F.col(ORDER)).rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    sent_values = {
-        index: F.when(
-            F.col(known_column(index)), F.struct(F.col(quote_identifier(shape.columns[index].name)).alias("v"))
-        )
-        for index in sorted(needed)
-    }
-    changes = changes.withColumns(
-        {judged_column(index): F.last(value, ignorenulls=True).over(so_far) for index, value in sent_values.items()}
-    )
+    last_values = {}
+    for index in sorted(needed):
+        value = F.struct(F.col(quote_identifier(shape.columns[index].name)).alias("v"))
+        sent = F.when(F.col(known_column(index)), value)
+        last_values[judged_column(index)] = F.last(sent, ignorenulls=True).over(so_far)
+    changes = changes.withColumns(last_values)
     has = [] if target is None else [index for index in sorted(needed) if shape.columns[index].name in target.columns]
     if target is None:
         changes = changes.withColumn(FOUND, F.lit(False))
@@ -212,8 +176,6 @@ def complete_moved(folded: DataFrame, target: DataFrame, shape: RelationMapping,
 
     A missing row fails the job: silver is not what the stream changes.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     lacking = any_of([F.col(unknown(index)) for index in sorted(unsent)])
     moved = F.col(ORIGIN).isNotNull() & (F.col(ORIGIN) != F.col(TO)) & lacking
     folded = folded.withColumn("_cdc_base", F.when(moved, F.col(ORIGIN)))
@@ -232,24 +194,15 @@ def complete_moved(folded: DataFrame, target: DataFrame, shape: RelationMapping,
 
 def base_rows(bases: DataFrame, target: DataFrame, shape: RelationMapping, columns: Collection[int]) -> DataFrame:
     """For each key as texts in `_cdc_base`: `_cdc_found` and `_cdc_base_<n>`, the values of the target's row."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     keys = [
         F.expr(shape.typed_sql(number, f"_cdc_base[{index}]")).alias(f"_cdc_key_{index}")
         for index, number in enumerate(shape.keys)
     ]
     wanted = bases.where(F.col("_cdc_base").isNotNull()).select("_cdc_base", *keys)
-    rows = target.select(
-        *(
-            F.expr(shape.row_key(n, quote_identifier(c.name))).alias(f"_cdc_of_{n}")
-            for n, c in enumerate(shape.key_columns)
-        ),
-        *(
-            F.col(quote_identifier(shape.columns[number].name)).alias(f"_cdc_base_{number}")
-            for number in sorted(columns)
-        ),
-        F.lit(True).alias(FOUND),
-    )
+    names = [quote_identifier(c.name) for c in shape.columns]
+    of_key = [F.expr(shape.row_key(n, names[number])).alias(f"_cdc_of_{n}") for n, number in enumerate(shape.keys)]
+    values = [F.col(names[number]).alias(f"_cdc_base_{number}") for number in sorted(columns)]
+    rows = target.select(*of_key, *values, F.lit(True).alias(FOUND))
     pairs = [(F.col(f"_cdc_of_{index}"), F.col(f"_cdc_key_{index}")) for index in range(len(shape.keys))]
     same = [of.eqNullSafe(key) if number in shape.nullable else of == key for number, (of, key) in enumerate(pairs)]
     joined = rows.join(F.broadcast(wanted), all_of(same))
@@ -258,20 +211,17 @@ def base_rows(bases: DataFrame, target: DataFrame, shape: RelationMapping, colum
 
 def any_of(conditions: Sequence[Column]) -> Column:
     """Whether any of the conditions is true; false without conditions."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    if not conditions:
-        return F.lit(False)
-    if len(conditions) == 1:
-        return conditions[0]
-    # In halves: Spark processes an expression recursively, and a chain of a thousand exhausts Java's stack.
-    half = len(conditions) // 2
-    return any_of(conditions[:half]) | any_of(conditions[half:])
+    return _combine(conditions, operator.or_) if conditions else F.lit(False)
 
 
 def all_of(conditions: Sequence[Column]) -> Column:
-    """Whether all of the conditions, at least one, are true; in halves, as `any_of`."""
+    """Whether all of the conditions, at least one, are true."""
+    return _combine(conditions, operator.and_)
+
+
+def _combine(conditions: Sequence[Column], operation: Callable[[Column, Column], Column]) -> Column:
+    """In halves: Spark processes an expression recursively, and a chain of a thousand exhausts Java's stack."""
     if len(conditions) == 1:
         return conditions[0]
     half = len(conditions) // 2
-    return all_of(conditions[:half]) & all_of(conditions[half:])
+    return operation(_combine(conditions[:half], operation), _combine(conditions[half:], operation))

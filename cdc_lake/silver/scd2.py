@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from cdc_lake.errors import ColumnNotTracked
 from cdc_lake.model.change import Truncated
-from cdc_lake.silver.changes import FROM, OP, ORDER, POSITION, TIME, TO, segment
+from cdc_lake.silver.changes import FROM, OP, ORDER, POSITION, TIME, TO, F, Window, segment
 from cdc_lake.silver.kind import (
     IS_CURRENT,
     LINEAGE,
@@ -30,9 +30,8 @@ from cdc_lake.silver.kind import (
     Kind,
     LivenessColumn,
     TablePart,
-    insert,
+    assignments,
     same_key,
-    select,
     typed_literal,
 )
 from cdc_lake.silver.layout_mapping import RelationMapping, comparable
@@ -76,8 +75,6 @@ def _states(changes: DataFrame, shape: RelationMapping, unsent: frozenset[int], 
     Besides the columns of changes: `_cdc_group`, its row; `_cdc_before`, the key before the span (NULL if new); and
     `_cdc_kept_<n>`, a struct of the last value sent in the transaction, NULL if none was.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
-
     here = F.coalesce(TO, FROM)
     if traced:
         group = F.struct(F.col(ROW).alias("n"), F.when(F.col(ROW).isNull(), here).alias("key"))
@@ -96,9 +93,6 @@ def _complete_states(
     states: DataFrame, target: DataFrame | None, shape: RelationMapping, unsent: frozenset[int]
 ) -> DataFrame:
     """States with every value: the last one sent before, or else that of the version in silver."""
-    from pyspark.sql import Window  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     so_far = Window.partitionBy(SEGMENT, "_cdc_group").orderBy(POSITION).rowsBetween(Window.unboundedPreceding, 0)
     kept_so_far = {f"_cdc_kept_{index}": F.last(f"_cdc_kept_{index}", ignorenulls=True) for index in sorted(unsent)}
     states = states.withColumns({name: value.over(so_far) for name, value in kept_so_far.items()})
@@ -114,22 +108,15 @@ def _complete_states(
         states = states.join(F.broadcast(bases), "_cdc_base", "left")
     values = {}
     for index in sorted(unsent):
-        name, last_sent = shape.columns[index].name, F.col(f"_cdc_kept_{index}")
-        base = (
-            missing if target is None else F.when(F.col("_cdc_found"), F.col(f"_cdc_base_{index}")).otherwise(missing)
-        )
-        value = F.when(last_sent.isNotNull() | (F.col(OP) == "D"), last_sent["v"]).otherwise(
-            base.cast(shape.columns[index].type)
-        )
-        values[name] = value
+        column, last_sent = shape.columns[index], F.col(f"_cdc_kept_{index}")
+        stored = F.when(F.col("_cdc_found"), F.col(f"_cdc_base_{index}")).otherwise(missing)
+        base = (missing if target is None else stored).cast(column.type)
+        values[column.name] = F.when(last_sent.isNotNull() | (F.col(OP) == "D"), last_sent["v"]).otherwise(base)
     return states.withColumns(values)
 
 
 def _events(states: DataFrame, shape: RelationMapping) -> DataFrame:
     """The events of keys, one per key and transaction."""
-    from pyspark.sql import Window  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     of_row = Window.partitionBy(SEGMENT, "_cdc_group").orderBy(POSITION)
     state_before = F.lag(F.struct(F.col(TO).alias("key"))).over(of_row)
     left = F.when(state_before.isNull(), F.col("_cdc_before")).otherwise(state_before["key"])
@@ -146,15 +133,11 @@ def _events(states: DataFrame, shape: RelationMapping) -> DataFrame:
 
 
 def _change_lineage(shape: RelationMapping) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     return F.struct(F.lit(True).alias("there"), *(c.name for c in shape.carried if c in LINEAGE))
 
 
 def _lasting(events: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:
     """The events that exist at the end of their transactions, without what the same transaction truncated later."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     if not truncated:
         return events
     next_truncate = F.get(F.array(*(F.lit(truncate.position) for truncate in truncated)), F.col(SEGMENT))
@@ -162,8 +145,6 @@ def _lasting(events: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:
 
 
 def _keys(shape: RelationMapping, texts: str) -> list[Column]:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     return [
         F.expr(shape.typed_sql(column_index, f"{texts}[{index}]")).alias(name)
         for index, (column_index, name) in enumerate(zip(shape.keys, key_names(shape), strict=True))
@@ -180,9 +161,6 @@ def merged_runs(
     """Events of keys, one per run in which no tracked column changes: the place of its first, the row of its last, and
     `_cdc_amends`. `target`: the valid versions in silver, None without any.
     """
-    from pyspark.sql import Window  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
-
     keys = key_names(shape)
     of_key = Window.partitionBy(*keys).orderBy(POSITION)
     values = F.struct(*(F.col(f"{HERE}.{quote_identifier(c.name)}").alias(f"v{n}") for n, c in enumerate(tracked)))
@@ -190,9 +168,8 @@ def merged_runs(
     before = F.lag(here).over(of_key)
     if target is not None:
         current_rows = _holding(events, target, shape, tracked)
-        events = events.join(
-            F.broadcast(current_rows), [_same_key(events, current_rows, n, shape) for n in range(len(keys))], "left"
-        )
+        same_keys = [_equal(events[key], current_rows[f"_cdc_at_{n}"], n, shape) for n, key in enumerate(keys)]
+        events = events.join(F.broadcast(current_rows), same_keys, "left")
         holds = F.struct(F.lit(0).alias("part"), F.col("_cdc_holds").alias("tracked"))
         first = F.when(F.col("_cdc_holds").isNotNull(), holds)
         before = F.when(F.row_number().over(of_key) == 1, first).otherwise(before)
@@ -210,8 +187,6 @@ def _holding(
     events: DataFrame, target: DataFrame, shape: RelationMapping, tracked: Sequence[SilverColumn]
 ) -> DataFrame:
     """The tracked values of valid versions in silver, `_cdc_holds`, by `_cdc_at_<n>`, the key."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     names = [f"_cdc_at_{n}" for n in range(len(shape.keys))]
     wanted = events.select(*(F.col(key).alias(n) for key, n in zip(key_names(shape), names, strict=True))).distinct()
     same = [
@@ -221,10 +196,6 @@ def _holding(
     # Cached, not planned again: Spark 4.1 does not find an Iceberg table read by a MERGE's view behind a window
     # ("No plan for TableReference", tested).
     return target.join(F.broadcast(wanted), same).select(*names, values.alias("_cdc_holds")).localCheckpoint()
-
-
-def _same_key(events: DataFrame, current_rows: DataFrame, n: int, shape: RelationMapping) -> Column:
-    return _equal(events[key_names(shape)[n]], current_rows[f"_cdc_at_{n}"], n, shape)
 
 
 def _equal(left: Column, right: Column, n: int, shape: RelationMapping) -> Column:
@@ -241,6 +212,7 @@ class Scd2Kind(Kind):
     words: ClassVar = "`kind: history`"
     own: ClassVar = (*VALID_FROM, *VALID_TO, IS_CURRENT)
     flag: ClassVar = LivenessColumn(IS_CURRENT, value=True)
+    added: ClassVar = _VERSION
 
     track: tuple[str, ...] | None = None
 
@@ -254,12 +226,8 @@ class Scd2Kind(Kind):
     def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
         """A MERGE: valid versions are closed by key, the others are inserted."""
         on = f"{same_key(part, within)} AND t.{quote_identifier(IS_CURRENT.name)} AND s.{OP} <> '{_VERSION}'"
-        names = [quote_identifier(c.name) for c in self.columns(part.shape)]
-        close = [f"{quote_identifier(c.name)} = s.{quote_identifier(c.name)}" for c in (*VALID_TO, IS_CURRENT)]
-        amend = [
-            f"{quote_identifier(c.name)} = s.{quote_identifier(c.name)}"
-            for c in (*part.shape.columns, *part.shape.carried)
-        ]
+        names, close = self.names(part.shape), assignments((*VALID_TO, IS_CURRENT))
+        amend = assignments((*part.shape.columns, *part.shape.carried))
         changed = f"WHEN MATCHED AND s.{OP} = '{_AMEND}' THEN UPDATE SET {', '.join([*amend, *close])} "
         return (
             f"MERGE INTO {table} t USING {view} s ON {on} "
@@ -267,14 +235,6 @@ class Scd2Kind(Kind):
             f"WHEN NOT MATCHED AND s.{OP} = '{_VERSION}' THEN INSERT ({', '.join(names)}) "
             f"VALUES ({', '.join(f's.{name}' for name in names)}){_truncate(part)}"
         )
-
-    def append_sql(self, table: str, view: str, part: TablePart) -> str:
-        """Only versions: there is none to be closed."""
-        return insert(table, view, (quote_identifier(c.name) for c in self.columns(part.shape)), _VERSION)
-
-    def first(self, view: str, shape: RelationMapping) -> str:
-        """All copied rows, valid from the snapshot's position on."""
-        return select(view, (quote_identifier(c.name) for c in self.columns(shape)), _VERSION)
 
     def _tracked_columns(self, shape: RelationMapping) -> list[SilverColumn]:
         """The silver columns of which a change makes a version. Raises ColumnNotTracked."""
@@ -304,9 +264,6 @@ def _truncate(part: TablePart) -> str:
 
 def _versions(events: DataFrame, part: TablePart) -> DataFrame:
     """The rows for the MERGE: the effect of a key's first event on silver, and versions with their ends."""
-    from pyspark.sql import Window  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     shape, truncated = part.shape, part.truncated
     of_key = Window.partitionBy(*key_names(shape)).orderBy(POSITION)
     following = F.lead(F.struct(POSITION, TIME, SEGMENT)).over(of_key)
@@ -320,14 +277,11 @@ def _versions(events: DataFrame, part: TablePart) -> DataFrame:
         late, first = F.col(SEGMENT) > 0, _place(truncated[0])
         position, time = F.when(late, first[POSITION]).otherwise(position), F.when(late, first[TIME]).otherwise(time)
     epoch = F.lit(part.span.epoch)
-    names = [c.name for c in (*shape.columns, *shape.carried)]
-    version = F.struct(
-        *(F.col(f"{HERE}.{quote_identifier(name)}").alias(name) for name in names),
-        *_cast_columns(VALID_FROM, epoch, F.col(POSITION), F.col(TIME)),
-        *_cast_columns(VALID_TO, F.when(F.col("_cdc_until").isNotNull(), epoch), *_parts("_cdc_until")),
-        F.col("_cdc_until").isNull().alias(IS_CURRENT.name),
-        F.lit(_VERSION).alias(OP),
-    )
+    row = [F.col(f"{HERE}.{quote_identifier(c.name)}").alias(c.name) for c in (*shape.columns, *shape.carried)]
+    end, *place = F.col("_cdc_until"), F.col(f"_cdc_until.{POSITION}"), F.col(f"_cdc_until.{TIME}")
+    validity = [*_cast_columns(VALID_TO, F.when(end.isNotNull(), epoch), *place), end.isNull().alias(IS_CURRENT.name)]
+    begin = _cast_columns(VALID_FROM, epoch, F.col(POSITION), F.col(TIME))
+    version = F.struct(*row, *begin, *validity, F.lit(_VERSION).alias(OP))
     keys = {shape.columns[place].name: name for place, name in zip(shape.keys, key_names(shape), strict=True)}
     empty = {c.name: F.lit(None).cast(c.type) for c in (*shape.columns, *shape.carried, *VALID_FROM)}
     close = F.struct(
@@ -338,13 +292,8 @@ def _versions(events: DataFrame, part: TablePart) -> DataFrame:
     )
     first_of_key, begins = F.col("_cdc_nth") == 1, F.col(HERE).isNotNull()
     if AMENDS in events.columns:
-        amend = F.struct(
-            *(F.col(f"{HERE}.{quote_identifier(name)}").alias(name) for name in names),
-            *_cast_columns(VALID_FROM, *(F.lit(None) for _ in VALID_FROM)),
-            *_cast_columns(VALID_TO, F.when(F.col("_cdc_until").isNotNull(), epoch), *_parts("_cdc_until")),
-            F.col("_cdc_until").isNull().alias(IS_CURRENT.name),
-            F.lit(_AMEND).alias(OP),
-        )
+        unchanged_begin = _cast_columns(VALID_FROM, *(F.lit(None) for _ in VALID_FROM))
+        amend = F.struct(*row, *unchanged_begin, *validity, F.lit(_AMEND).alias(OP))
         close, begins = F.when(F.col(AMENDS), amend).otherwise(close), begins & ~F.col(AMENDS)
     both = F.array(F.when(first_of_key, close), F.when(begins, version))
     placed = events.withColumn("_cdc_until", until).withColumn("_cdc_nth", F.row_number().over(of_key))
@@ -352,16 +301,8 @@ def _versions(events: DataFrame, part: TablePart) -> DataFrame:
 
 
 def _place(truncated: Truncated) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     time = F.lit(truncated.commit_ts).cast("timestamp")
     return F.struct(F.lit(truncated.position).cast("bigint").alias(POSITION), time.alias(TIME))
-
-
-def _parts(place: str) -> tuple[Column, Column]:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    return F.col(f"{place}.{POSITION}"), F.col(f"{place}.{TIME}")
 
 
 def _cast_columns(columns: Sequence[SilverColumn], *values: Column) -> list[Column]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from cdc_lake.model.change import Truncated
-from cdc_lake.silver.changes import FROM, OP, ORDER, POSITION, TO, after_truncates
+from cdc_lake.silver.changes import FROM, OP, ORDER, POSITION, TO, F, Window, after_truncates
 from cdc_lake.silver.kind import (
     COPY,
     DELETED,
@@ -27,9 +27,8 @@ from cdc_lake.silver.kind import (
     LivenessColumn,
     RowIdentity,
     TablePart,
-    insert,
+    assignments,
     same_key,
-    select,
     typed_literal,
 )
 from cdc_lake.silver.layout_mapping import RelationMapping
@@ -59,17 +58,9 @@ class SoftDeleteKind(Kind):
     def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
         """A MERGE by key; the first truncate ends the rows of keys that no change of the span touches."""
         shape = part.shape
-        names = [quote_identifier(c.name) for c in self.columns(shape)]
-        keys = {c.name for c in shape.key_columns}
-        sets = [
-            f"{quote_identifier(c.name)} = s.{quote_identifier(c.name)}"
-            for c in self.columns(shape)
-            if c.name not in keys
-        ]
-        ends = [
-            *(f"{quote_identifier(c.name)} = s.{quote_identifier(c.name)}" for c in _lineage(shape)),
-            f"{_GONE} = true",
-        ]
+        names, keys = self.names(shape), shape.key_columns
+        sets = assignments(c for c in self.columns(shape) if c not in keys)
+        ends = [*assignments(_lineage(shape)), f"{_GONE} = true"]
         return (
             f"MERGE INTO {table} t USING {view} s ON {same_key(part, within)} "
             f"WHEN MATCHED AND s.{OP} = 'D' AND NOT t.{_GONE} THEN UPDATE SET {', '.join(ends)} "
@@ -77,14 +68,6 @@ class SoftDeleteKind(Kind):
             f"WHEN NOT MATCHED AND s.{OP} = 'U' THEN INSERT ({', '.join(names)}) "
             f"VALUES ({', '.join(f's.{name}' for name in names)}){_truncate(part)}"
         )
-
-    def append_sql(self, table: str, view: str, part: TablePart) -> str:
-        """All rows, deleted or not: none of them is in silver."""
-        return insert(table, view, (quote_identifier(c.name) for c in self.columns(part.shape)), "U")
-
-    def first(self, view: str, shape: RelationMapping) -> str:
-        """All copied rows."""
-        return select(view, (quote_identifier(c.name) for c in self.columns(shape)), "U")
 
 
 def _lineage(shape: RelationMapping) -> list[SilverColumn]:
@@ -104,9 +87,6 @@ def _truncate(part: TablePart) -> str:
 
 def _last_rows(events: DataFrame, part: TablePart) -> DataFrame:
     """Of each key's events the last row and what ended it; without a row, what ends silver's."""
-    from pyspark.sql import Window  # noqa: PLC0415 - DataFrames come from a session that has it
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     shape, keys = part.shape, key_names(part.shape)
     # A truncate ends what exists before a key's next event.
     truncates = F.array(*(_truncate_lineage(ending, shape) for ending in part.truncated)) if part.truncated else None
@@ -134,8 +114,6 @@ def _last_rows(events: DataFrame, part: TablePart) -> DataFrame:
 
 def _passthrough_value(column: SilverColumn) -> Column:
     """Lineage of what ended the row, or of the row; other columns of the row."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     value = F.col(f"_cdc_last.{HERE}.{quote_identifier(column.name)}")
     if column in LINEAGE:
         value = F.when(F.col("_cdc_end").isNotNull(), F.col(f"_cdc_end.{column.name}")).otherwise(value)
@@ -144,8 +122,6 @@ def _passthrough_value(column: SilverColumn) -> Column:
 
 def _value(shape: RelationMapping, column_index: int, none: Column) -> Column:
     """A column of the last row; without a row, its key."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     name = shape.columns[column_index].name
     value = F.col(f"_cdc_last.{HERE}.{quote_identifier(name)}")
     if column_index in shape.keys:
@@ -155,8 +131,6 @@ def _value(shape: RelationMapping, column_index: int, none: Column) -> Column:
 
 def _truncate_lineage(truncated: Truncated, shape: RelationMapping) -> Column:
     """A truncate in the form of an event's cause."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     values = (F.expr(typed_literal(getattr(truncated, LINEAGE[c]), c)).alias(c.name) for c in _lineage(shape))
     return F.struct(F.lit(True).alias("there"), *values)
 
@@ -174,8 +148,6 @@ class KeylessKind(Kind):
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """Copies to be added, `_cdc_op` U, and to be deleted, D."""
-        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
-
         del traced
         shape = part.shape
         counted = _count_copies(after_truncates(changes, part.truncated), shape)
@@ -199,9 +171,8 @@ class KeylessKind(Kind):
 
     def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
         """A MERGE by values and number; after a truncate, the other rows are deleted."""
-        names = [quote_identifier(c.name) for c in self.columns(part.shape)]
-        carried = [quote_identifier(c.name) for c in part.shape.carried]
-        update = f"WHEN MATCHED THEN UPDATE SET {', '.join(f'{n} = s.{n}' for n in carried)} " if carried else ""
+        names, sets = self.names(part.shape), assignments(part.shape.carried)
+        update = f"WHEN MATCHED THEN UPDATE SET {', '.join(sets)} " if sets else ""
         gone = " WHEN NOT MATCHED BY SOURCE THEN DELETE" if part.truncated else ""
         return (
             f"MERGE INTO {table} t USING {view} s ON {same_key(part, within)} AND t.{_COPY} = s.{_COPY} "
@@ -210,14 +181,6 @@ class KeylessKind(Kind):
             f"VALUES ({', '.join(f's.{n}' for n in names)}){gone}"
         )
 
-    def append_sql(self, table: str, view: str, part: TablePart) -> str:
-        """Only copies to be added: there is none to be deleted."""
-        return insert(table, view, (quote_identifier(c.name) for c in self.columns(part.shape)), "U")
-
-    def first(self, view: str, shape: RelationMapping) -> str:
-        """All copied rows."""
-        return select(view, (quote_identifier(c.name) for c in self.columns(shape)), "U")
-
 
 def _count_copies(changes: DataFrame, shape: RelationMapping) -> DataFrame:
     """The copies of each row that changes finally added (U) or deleted (D), by `_cdc_level`, and `_cdc_carried`.
@@ -225,9 +188,6 @@ def _count_copies(changes: DataFrame, shape: RelationMapping) -> DataFrame:
     Copies are a stack: a change deletes the last one. The metadata of a remaining copy therefore does not depend on
     copies above it. Levels count from the state before the changes: 1 is the first new copy.
     """
-    from pyspark.sql import Window  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     values = [F.col(quote_identifier(c.name)) for c in shape.columns]
     place = F.struct(ORDER, "_cdc_by")  # an update deletes before it adds
     height = F.sum("_cdc_by").over(Window.partitionBy(*values).orderBy(place))
@@ -241,8 +201,6 @@ def _count_copies(changes: DataFrame, shape: RelationMapping) -> DataFrame:
 
 def _steps(changes: DataFrame, shape: RelationMapping) -> DataFrame:
     """Each row that a change added, `_cdc_by` 1, or deleted, -1, and what comes with the change."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     carried = F.struct(F.lit(True).alias("there"), *(F.col(quote_identifier(c.name)) for c in shape.carried))
 
     def step_of(texts: str, more: int) -> Column:
@@ -261,14 +219,10 @@ def _steps(changes: DataFrame, shape: RelationMapping) -> DataFrame:
 
 def _existing_copies(target: DataFrame, counted: DataFrame, shape: RelationMapping) -> DataFrame:
     """The number of copies of each row in silver, by `_cdc_of_<n>`."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     names = [f"_cdc_of_{index}" for index in range(len(shape.key_columns))]
-    wanted = counted.select(
-        *(F.col(quote_identifier(c.name)).alias(n) for c, n in zip(shape.key_columns, names, strict=True))
-    )
-    wanted = wanted.distinct()
-    values = [F.expr(shape.row_key(index, quote_identifier(c.name))) for index, c in enumerate(shape.key_columns)]
+    columns = [quote_identifier(c.name) for c in shape.key_columns]
+    wanted = counted.select(*(F.col(c).alias(n) for c, n in zip(columns, names, strict=True))).distinct()
+    values = [F.expr(shape.row_key(index, column)) for index, column in enumerate(columns)]
     same = [value.eqNullSafe(wanted[n]) for value, n in zip(values, names, strict=True)]
     copies = (
         target.join(F.broadcast(wanted), all_of(same))

@@ -27,7 +27,7 @@ from cdc_lake.config.project import Target
 from cdc_lake.config.silver_tables import Transforms
 from cdc_lake.errors import TransformUnfit
 from cdc_lake.model.relation import Relation
-from cdc_lake.silver.changes import FROM, OP, ORDER, TO, fits, fits_old, known_column
+from cdc_lake.silver.changes import FROM, OP, ORDER, TO, F, fits, fits_old, known_column
 from cdc_lake.silver.kind import UNSENT, old_column
 from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.silver.net_change import FOUND, any_of, judged_column, row_window, value_known_column
@@ -38,20 +38,10 @@ if TYPE_CHECKING:
 
 
 _OF_ONE_RUN: Final = frozenset(
-    {
-        "CurrentTimestamp",
-        "CurrentDate",
-        "CurrentTime",
-        "LocalTimestamp",
-        "Now",
-        "CurrentBatchTimestamp",
-        "CurrentUser",
-        "CurrentCatalog",
-        "CurrentDatabase",
-        "CurrentTimeZone",
-        "SparkVersion",
-        "RaiseError",
-    }
+    """
+    CurrentTimestamp CurrentDate CurrentTime LocalTimestamp Now CurrentBatchTimestamp CurrentUser CurrentCatalog
+    CurrentDatabase CurrentTimeZone SparkVersion RaiseError
+    """.split()  # noqa: SIM905  # as the list of expectations
 )
 """Spark's classes of expressions that it considers deterministic because they are constant within one query."""
 
@@ -72,7 +62,6 @@ class Expression:
 def analyze_expression(spark: SparkSession, columns: tuple[SilverColumn, ...], sql: str, where: str) -> Expression:
     """Check an expression over `columns`; `where` is its location in the file. Raises TransformUnfit."""
     from pyspark.errors import AnalysisException, ParseException  # noqa: PLC0415 - the receiver has no Spark
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     empty = spark.createDataFrame([], ", ".join(column.ddl for column in columns))
     try:
@@ -218,8 +207,6 @@ class Projection:
 
     def to_source_columns(self, target: DataFrame) -> DataFrame:
         """Rows of the silver table with the source's columns under their names there."""
-        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the receiver has no Spark
-
         if not isinstance(self.silver, SilverMapping):
             return target
         pairs = zip(self.silver.silver_columns, self.silver.of, strict=True)
@@ -345,41 +332,27 @@ def filter_changes(changes: DataFrame, projection: Projection) -> DataFrame:
 
 
 def _rewrite_changes(after: DataFrame, projection: Projection) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
-
     was, leaves = _with_previous_match(after, projection), F.col(OP).isin("I", "U") & ~F.col(MATCHES)
     operation = F.when(leaves, "D").when((F.col(OP) == "U") & ~F.col(_WAS), "I").otherwise(F.col(OP))
-    remaining = was.where(F.col(MATCHES) | F.col(_WAS)).withColumns(
-        {
-            OP: operation,
-            _MOVED: moves(was),
-            FROM: F.when(F.col(_WAS), F.col(FROM)),
-            TO: F.when(~leaves, F.col(TO)),
-            # A row that moved and stopped matching is deleted at its old key.
-            **{
-                column.name: F.when(
-                    leaves, F.expr(projection.source.typed_sql(column_index, f"{FROM}[{index}]"))
-                ).otherwise(F.col(quote_identifier(column.name)))
-                for index, (column_index, column) in enumerate(
-                    zip(projection.source.keys, projection.source.key_columns, strict=True)
-                )
-            },
-        }
+    keys = {}  # a row that moved and stopped matching is deleted at its old key
+    for index, place in enumerate(projection.source.keys):
+        name = projection.source.columns[place].name
+        old_key = F.expr(projection.source.typed_sql(place, f"{FROM}[{index}]"))
+        keys[name] = F.when(leaves, old_key).otherwise(F.col(quote_identifier(name)))
+    former_key, landed_key = F.when(F.col(_WAS), F.col(FROM)), F.when(~leaves, F.col(TO))
+    remaining = was.where(F.col(MATCHES) | F.col(_WAS))
+    return remaining.withColumns({OP: operation, _MOVED: moves(was), FROM: former_key, TO: landed_key, **keys}).drop(
+        _WAS
     )
-    return remaining.drop(_WAS)
 
 
 def moves(changes: DataFrame) -> Column:
     """Whether a change moved a row to another key, even if a filter made it an insert or a delete."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
-
     return F.col(_MOVED) if _MOVED in changes.columns else (F.col(OP) == "U") & (F.col(FROM) != F.col(TO))
 
 
 def concerning(changes: DataFrame, projection: Projection) -> DataFrame:
     """For a table that keeps every change: those of which a row matches or may match."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     if projection.where is None:
         return changes
     both = _with_previous_match(_with_matches(changes, projection), projection)
@@ -387,8 +360,6 @@ def concerning(changes: DataFrame, projection: Projection) -> DataFrame:
 
 
 def _with_matches(changes: DataFrame, projection: Projection) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     assert projection.where is not None
     reads = sorted(projection.condition)
     unknown = any_of([~F.col(known_column(index)) for index in reads if known_column(index) in changes.columns])
@@ -400,8 +371,6 @@ def _with_matches(changes: DataFrame, projection: Projection) -> DataFrame:
 
 def _with_previous_match(changes: DataFrame, projection: Projection) -> DataFrame:
     """Add `_cdc_was`: whether the row before a change matched, or may have."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     assert projection.where is not None
     names = {projection.source.columns[index].name: index for index in sorted(projection.condition)}
     if not names:  # a filter that reads nothing matches all rows, or none
@@ -425,8 +394,6 @@ def fill_unchanged(
     nothing else would be known. If that is not enough, `_cdc_blind` is true. `_cdc_left_to` is the key that a row has
     after an update that does not show by itself whether it matches.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     changes = changes.withColumns({_sent_column(index): F.col(known_column(index)) for index in completed})
     inside: Column = F.lit(True)
     if projection.where is not None:
@@ -436,30 +403,24 @@ def fill_unchanged(
         was_inside = F.when(before.isNull(), F.col(FOUND)).otherwise(before["matched"])
         changes = _with_matches(guessed, projection).withColumn(_INSIDE, F.coalesce(was_inside, F.lit(False)))
         inside = F.col(_INSIDE)
+    is_known = {index: F.col(value_known_column(index)) for index in completed}
     counts = {
-        index: F.col(_sent_column(index)) | (F.lit(index not in foreign) & inside & F.col(value_known_column(index)))
-        for index in completed
+        value_known_column(index): F.col(_sent_column(index)) | (F.lit(index not in foreign) & inside & value)
+        for index, value in is_known.items()
     }
-    changes = changes.withColumns({value_known_column(index): of for index, of in counts.items()})
-    changes = changes.withColumns(
-        {
-            judged_column(index): F.when(F.col(value_known_column(index)), F.col(judged_column(index)))
-            for index in completed
-        }
-    )
+    values = {judged_column(index): F.when(value, F.col(judged_column(index))) for index, value in is_known.items()}
+    changes = changes.withColumns(counts).withColumns(values)
     changes = _with_values(changes, projection, completed)
 
     def lacks(places: Collection[int]) -> Column:
-        return any_of([~F.col(value_known_column(index)) for index in sorted(places) if index in counts])
+        return any_of([~is_known[index] for index in sorted(places) if index in is_known])
 
     blind = lacks(foreign)
     if projection.where is not None:
         changes = _with_matches(changes, projection)
         blind = lacks(projection.condition) | (F.col(MATCHES) & lacks(projection.needed_columns.union(foreign)))
-    update, doubt = (
-        F.col(OP) == "U",
-        any_of([~F.col(_sent_column(index)) for index in counts if index in projection.condition]),
-    )
+    doubt = any_of([~F.col(_sent_column(index)) for index in completed if index in projection.condition])
+    update = F.col(OP) == "U"
     changes = changes.withColumns({BLIND: update & blind, LEFT_TO: F.when(update & doubt, F.col(TO))})
     changes = changes.drop(_INSIDE, *(_sent_column(index) for index in completed))
     return changes if projection.where is None else _rewrite_changes(changes, projection)
@@ -467,8 +428,6 @@ def fill_unchanged(
 
 def _with_values(changes: DataFrame, projection: Projection, completed: Collection[int]) -> DataFrame:
     """Move the values in `_cdc_judged_<n>` to the columns on which silver depends."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     own = {index: projection.source.columns[index] for index in sorted(completed) if index in projection.needed_columns}
     changes = changes.withColumns({c.name: F.col(judged_column(index)).cast(c.type) for index, c in own.items()})
     return changes.withColumns({known_column(index): F.col(value_known_column(index)) for index in own})
@@ -477,29 +436,19 @@ def _with_values(changes: DataFrame, projection: Projection, completed: Collecti
 def project_columns(
     changes: DataFrame, projection: Projection, unsent: frozenset[int]
 ) -> tuple[DataFrame, frozenset[int]]:
-    """Filtered changes with silver's columns, and the positions of those that some change does not know."""
-    return _silver_columns(changes, projection, unsent) if projection.transforms.any else (changes, unsent)
+    """Filtered changes with silver's columns, and the positions of those that some change does not know.
 
-
-def _silver_columns(
-    changes: DataFrame, projection: Projection, unsent: frozenset[int]
-) -> tuple[DataFrame, frozenset[int]]:
-    """The kept columns under their silver names, and the computed ones for rows that exist and are completely known."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
+    Computed columns have a value in rows that exist and are completely known.
+    """
+    if not projection.transforms.any:
+        return changes, unsent
     source, silver = projection.source, projection.silver
     spent = {c.name for c in source.columns}
-    spent |= {
-        name(index)
-        for index in range(len(source.columns))
-        for name in (known_column, fits, fits_old, judged_column, value_known_column)
-    }
-    spent |= {MATCHES, BLIND, FOUND, LEFT_TO, _MOVED, _WHOLE} | {
-        _old_value_column(index) for index in projection.condition
-    }
-    columns = [
-        F.col(quote_identifier(name)).alias(name.removeprefix(BESIDE)) for name in changes.columns if name not in spent
-    ]
+    namings = (known_column, fits, fits_old, judged_column, value_known_column)
+    spent |= {naming(index) for index in range(len(source.columns)) for naming in namings}
+    spent |= {MATCHES, BLIND, FOUND, LEFT_TO, _MOVED, _WHOLE, *map(_old_value_column, projection.condition)}
+    others = [name for name in changes.columns if name not in spent]
+    columns = [F.col(quote_identifier(name)).alias(name.removeprefix(BESIDE)) for name in others]
     unknown: set[int] = set()
     stays = F.col(OP).isin("I", "U")
     for index, (place, column) in enumerate(zip(projection.kept_columns, silver.columns, strict=False)):
@@ -525,12 +474,10 @@ def projected_changes(changes: DataFrame, projection: Projection, unsent: frozen
 
     A computed value with an unknown input is NULL and listed in `_unchanged`, like an unchanged value.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
     if not projection.transforms.any:
         return changes
     unchanged = f"{BESIDE}{UNSENT.name}"
-    return _silver_columns(changes.withColumn(unchanged, F.expr(_unsent_sql(projection))), projection, unsent)[0]
+    return project_columns(changes.withColumn(unchanged, F.expr(_unsent_sql(projection))), projection, unsent)[0]
 
 
 def _unsent_sql(projection: Projection) -> str:

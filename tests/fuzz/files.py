@@ -21,6 +21,7 @@ from cdc_lake.decode.transaction import MemoryFrames
 from cdc_lake.devtools.recording import RecordingHeader, RecordingReader, is_recording
 from cdc_lake.errors import CdcLakeError, MalformedMessage
 from cdc_lake_testing import messages
+from cdc_lake_testing.recordings import confirms_by_keepalive
 from tests.fuzz.target import Finding, Target, refused
 from tests.scripted_server import data
 
@@ -53,7 +54,7 @@ def a_recording(data: bytes) -> bool:
         reader = RecordingReader(io.BytesIO(data), "a file")
         if (header := reader.header) is not None:
             header.line()
-            _ = header.keepalives_confirm
+            confirms_by_keepalive(header)
         size = sum(len(getattr(entry, "payload", b"")) for entry in reader)
     except CdcLakeError as error:
         return refused(error)

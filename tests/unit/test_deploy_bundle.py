@@ -21,14 +21,14 @@ from cdc_lake.cli.project_template import scaffold
 from cdc_lake.config.effective import read_deployment
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.secrets import CATALOG, PATHS, is_secret
-from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, BundleParts, Extras, build, write_bundle
+from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, BundleParts, build, write_bundle
 from cdc_lake.errors import BundleNotWritten, NotDeployable
 from cdc_lake.model.diagnostic import ConfigInvalid
 from tests.shell import QuickShell
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "data" / "databricks.yml"
-EXTRAS = Extras({"psycopg": "3.3.9", "great-expectations": "1.24.1", "pandas": "2.3.3"})
+EXTRAS = {"psycopg": "3.3.9", "great-expectations": "1.24.1", "pandas": "2.3.3"}
 Plain = dict[str, Any]
 
 

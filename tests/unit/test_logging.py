@@ -15,9 +15,10 @@ import structlog
 import cdc_lake
 from cdc_lake.errors import CatalogUnreachable
 from cdc_lake.observability import logging as log_module
-from cdc_lake.observability.events import BY_NAME, EVENTS, FIELDS, OF_EVERY_EVENT, Level, ProgressEvent, of_run
+from cdc_lake.observability.events import BY_NAME, EVENTS, OF_EVERY_EVENT, Level, ProgressEvent, of_run
 from cdc_lake.observability.logging import MASKED, Log, configure
 from tests.canary import CANARY, Told
+from tools.docs.monitoring import FIELDS
 
 PACKAGE = Path(str(cdc_lake.__file__)).parent
 

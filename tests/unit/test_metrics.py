@@ -10,6 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from cdc_lake.config.loader import load_project, validate
 from cdc_lake.connectors.open_stream import ReceiverHealth
 from cdc_lake.errors import MetricsNotServed
 from cdc_lake.observability.events import ProgressEvent
-from cdc_lake.observability.exposition import Endpoint, Exposition, Sample, Tally
+from cdc_lake.observability.exposition import Exposition, Sample, Tally, serve
 from cdc_lake.observability.metrics import BATCH_ROWS, CHANGES_TOTAL, METRICS, TRANSACTIONS_TOTAL, Kind
 from cdc_lake.runtime.receive.metrics import STALLED_AFTER, health_of
 from cdc_lake_testing.ports import free_port
@@ -68,7 +69,7 @@ def counted() -> Tally:
 
 
 def test_what_is_counted_is_exposed_under_its_name_and_nothing_else_is() -> None:
-    with Endpoint(f"127.0.0.1:{(port := free_port())}", Exposition("shop", counted().samples), lambda: (True, {})):
+    with serve(f"127.0.0.1:{(port := free_port())}", Exposition("shop", counted().samples), lambda: (True, {})):
         status, kind, text = get(f"127.0.0.1:{port}", "/metrics")
     assert (status, kind.partition(";")[0]) == (200, "text/plain")
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -103,7 +104,7 @@ def test_healthz_answers_200_or_503_with_a_document_and_other_paths_are_not_ther
         pytest.skip("this machine has no IPv6")
     well = [True]
     address = f"{host}:{free_port()}"
-    with Endpoint(address, Exposition("shop", list), lambda: (well[0], {"state": "streaming"})):
+    with serve(address, Exposition("shop", list), lambda: (well[0], {"state": "streaming"})):
         status, kind, text = get(address, "/healthz")
         assert (status, kind, json.loads(text)) == (200, "application/json", {"state": "streaming"})
         well[0] = False
@@ -112,7 +113,7 @@ def test_healthz_answers_200_or_503_with_a_document_and_other_paths_are_not_ther
         assert get(address, "/metrics", Accept="application/openmetrics-text; version=1.0.0")[2].endswith("# EOF\n")
     with pytest.raises(urllib.error.URLError):
         get(address, "/healthz")
-    with Endpoint(address, Exposition("shop", list), lambda: (True, {})):
+    with serve(address, Exposition("shop", list), lambda: (True, {})):
         assert get(address, "/healthz")[0] == 200, "the port is free again at once"
 
 
@@ -128,7 +129,7 @@ def ipv6() -> bool:
 def test_a_caller_that_says_nothing_keeps_nobody_else_waiting() -> None:
     port = free_port()
     with (
-        Endpoint(f"127.0.0.1:{port}", Exposition("shop", list), lambda: (True, {})),
+        serve(f"127.0.0.1:{port}", Exposition("shop", list), lambda: (True, {})),
         socket.create_connection(("127.0.0.1", port)),
         socket.create_connection(("127.0.0.1", port)),
     ):
@@ -149,8 +150,8 @@ def test_a_port_in_use_is_an_error_with_its_remedy() -> None:
         pass
 
 
-def taken(address: str) -> Endpoint:
-    return Endpoint(address, Exposition("shop", list), lambda: (True, {}))
+def taken(address: str) -> AbstractContextManager[None]:
+    return serve(address, Exposition("shop", list), lambda: (True, {}))
 
 
 # ── health ───────────────────────────────────────────────────────────────────────────────────────────────────────

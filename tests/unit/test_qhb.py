@@ -16,6 +16,7 @@ from cdc_lake.ops.check.postgres import qhb_lines
 from cdc_lake.source.gaussdb.server import parse_version
 from cdc_lake.source.postgres.plugins import chosen
 from cdc_lake.source.postgres.server import ServerFacts, decodes, product_of
+from cdc_lake_testing.recordings import confirms_by_keepalive
 
 POSTGRES_16 = "PostgreSQL 16.10 on x86_64-pc-linux-gnu, compiled by gcc (Debian 12.2.0-14) 12.2.0, 64-bit"
 
@@ -99,7 +100,7 @@ def test_check_says_what_a_qhb_is_taken_to_have_and_that_none_was_seen() -> None
 
 
 def test_a_recording_of_a_qhb_is_one_of_a_postgresql() -> None:
-    assert RecordingHeader("qhb", "pgoutput").keepalives_confirm
+    assert confirms_by_keepalive(RecordingHeader("qhb", "pgoutput"))
 
 
 def test_two_phase_by_test_decoding_is_taken_by_every_release_that_is_read(tmp_path: Path) -> None:

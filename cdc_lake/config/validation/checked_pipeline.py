@@ -1,4 +1,4 @@
-"""What rules across fields judge: the sections that fit their models, and the place of each value in the file.
+"""What rules across fields are evaluated on: the sections that are valid, and the location of each value in the file.
 
 A rule is a function from a `CheckedPipeline` to findings, or a `Rule`, a row of a table. It reads sections as
 attributes; a section whose own fields are wrong raises `NotApplicable`, and the rule has no findings until they are
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -28,19 +28,19 @@ _REQUIRED: dict[str, Any] = {
     "pipeline": "pipeline",
     "source": {"type": "postgres", "database": "-", "user": "-", "tables": ["*.*"]},
 }
-"""What stands in for required sections that are missing or wrong."""
+"""Replacements for required sections that are missing or invalid."""
 _PARENT = re.compile(r"(\.[^.\[]+|\[\d+\]|^[^.\[]+)$")
 
 
 class NotApplicable(Exception):  # never leaves this package
-    """The rule is about a section that is wrong itself, or about another kind of source."""
+    """The rule is about a section that is itself invalid, or about another type of source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A broken rule. `path`: the value that it is about; if it is missing, the place is that of the section around.
+    """A violated rule. `path`: the value that it concerns; if that is missing, the location is the enclosing section's.
 
-    `key`: the place is that of the key; `beside`: it is that of this other path.
+    `key`: the location is that of the key; `beside`: it is that of this other path.
     """
 
     problem: Problem
@@ -69,9 +69,6 @@ class Rule:
             yield Finding(self.problem, self.path, self.summary.format(value), self.hint, self.key)
 
 
-RuleFunction: TypeAlias = Callable[["CheckedPipeline"], Iterable[Finding]]
-
-
 class CheckedPipeline:
     """The valid sections of a pipeline file. Reading one that is not valid raises NotApplicable."""
 
@@ -79,8 +76,8 @@ class CheckedPipeline:
         self._nodes = {path: (node, key) for path, node, key in nodes(root)}
         self._pipeline, self._wrong = _valid_sections(root)
 
-    def diagnose(self, rules: Iterable[RuleFunction]) -> Iterator[Diagnostic]:
-        """What the rules find, each at its place."""
+    def diagnose(self, rules: Iterable[Callable[[CheckedPipeline], Iterable[Finding]]]) -> Iterator[Diagnostic]:
+        """The findings of the rules, each with its location."""
         for rule in rules:
             try:
                 for finding in rule(self):

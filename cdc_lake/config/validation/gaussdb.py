@@ -1,7 +1,7 @@
 """The rules of a source of the GaussDB family: which fields and options of logical decoding go together.
 
-`judge` evaluates them before any connection is opened. Given the release that the server itself reports, the same rules
-judge what a file could not know.
+`judge` evaluates them before any connection is opened. With the release that the server itself reports, the same rules
+find what the file could not show.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Rule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A broken rule: its path in the file, what is wrong, and what to do. `key`: it is about the key itself."""
+    """A violated rule: its path in the file, what is wrong, and what to do. `key`: it concerns the key itself."""
 
     rule: Rule
     path: str
@@ -102,27 +102,19 @@ class Refusal:
 _PLUGIN_STYLES = {"parallel_binary_decoding": "b", "parallel_text_decoding": "t", "parallel_json_decoding": "j"}
 
 
-def judge_source(source: FamilySource) -> Iterator[Refusal]:
-    """Every broken rule."""
-    yield from _hosts(source)
-    yield from _slot(source)
-    yield from _order(source)
-
-
 def _hosts(source: FamilySource) -> Iterator[Refusal]:
     if (source.host is None) == (source.hosts is None):
         twice = source.host is not None
         summary = "`host` and `hosts` are both set" if twice else "no host is set"
         remedy = "keep one of them" if twice else "add `host: …`, or `hosts: […]` for several"
         yield Refusal(Rule.ONE_HOST, "source.hosts" if twice else "source", summary, remedy, key=twice)
-    without = source.host if source.host is not None else None
+    without = source.host
     for i, text in enumerate(source.hosts or ()):
         try:
             host, port = host_and_port(text)
         except ValueError as bad:
-            yield Refusal(
-                Rule.HOST_PORT, f"source.hosts[{i}]", f"`{text}` is not a valid host: {bad}", "write db1 or db1:8000"
-            )
+            summary = f"`{text}` is not a valid host: {bad}"
+            yield Refusal(Rule.HOST_PORT, f"source.hosts[{i}]", summary, "write db1 or db1:8000")
         else:
             without = host if port is None and without is None else without
     if without is not None and source.port is None:
@@ -183,9 +175,8 @@ def _csn_slot(source: FamilySource, *, polling: bool) -> Iterator[Refusal]:
     path = "source.slot.output_order" if source.slot.output_order else "source.node"
     if polling:
         summary = "SQL functions return LSNs, which have no meaning for a slot in CSN order"
-        other = (
-            "a slot in LSN order" if source.slot.output_order else "a data node: a coordinator has no slot in LSN order"
-        )
+        node = "a data node: a coordinator has no slot in LSN order"
+        other = "a slot in LSN order" if source.slot.output_order else node
         yield Refusal(Rule.POLLING_SLOT, path, summary, f"use `mode: stream`, or {other}")
     if source.order == "lsn":
         summary = "positions of a slot in CSN order are CSNs"
@@ -206,13 +197,13 @@ _Given = Mapping[str, OptionValue]
 
 
 def judge(source: FamilySource, release: tuple[int, ...] | None = None) -> list[Refusal]:
-    """Every broken rule; `release` is the one the server names, by default the one that is declared.
-
-    Its numbers are GaussDB's own, or those of the openGauss that the server is made from.
+    """All violated rules. `release`: the one that the server reports, by default the one in the file; its numbers are
+    GaussDB's own, or those of the openGauss release on which the server is based.
     """
     if release is None and source.version is not None:
         release = parse_release(source.version)
-    return [*judge_source(source), *_options(source, None if release is None else pad_release(release))]
+    options = _options(source, None if release is None else pad_release(release))
+    return [*_hosts(source), *_slot(source), *_order(source), *options]
 
 
 def _options(source: FamilySource, release: Release | None) -> Iterator[Refusal]:
@@ -234,7 +225,7 @@ def _refuse(rule: Rule, name: str, summary: str, remedy: str, *, key: bool = Fal
 
 
 def _name(source: FamilySource, release: Release | None, name: str) -> Refusal | None:
-    """Whether the server knows the option."""
+    """Whether the server has the option."""
     option, product = OPTIONS.get(name), source.type
     free = option is None or not option.documented
     if source.allow_unknown_options and free and _OPTION.fullmatch(name):
@@ -297,7 +288,7 @@ def _number(source: FamilySource, release: Release | None, option: Option, value
         high = 2**31 - 1
     if number is None or not option.low <= number <= high:
         summary = f"`{option.name}` must be an integer from {option.low} to {high}"
-        return _refuse(Rule.RANGE, option.name, summary, _default(option))
+        return _refuse(Rule.RANGE, option.name, summary, f"the default is {option.sent_default or option.default}")
     if option.name == "parallel-queue-size" and number & (number - 1):
         nearest = 1 << (number.bit_length() - 1)
         summary = f"`{option.name}` must be a power of two"
@@ -305,12 +296,8 @@ def _number(source: FamilySource, release: Release | None, option: Option, value
     return None
 
 
-def _default(option: Option) -> str:
-    return f"the default is {option.sent_default or option.default}"
-
-
 def _mode(source: FamilySource, name: str) -> Refusal | None:
-    """Whether the option exists in the way the slot is read."""
+    """Whether the option exists in the mode in which the slot is read."""
     option, mode = OPTIONS.get(name), source.decoding_mode
     if option is None or mode in option.modes:
         return None
@@ -330,7 +317,7 @@ def _is_on(options: _Given, name: str) -> bool:
 
 
 def _unsupported_options(options: _Given) -> Iterator[Refusal]:
-    """What is not used here, whatever the server."""
+    """Options that are never accepted, with any server."""
     if "start-position" in options:
         summary = "`start-position` hides the BEGIN of its CSN: no complete transaction can follow"
         remedy = "remove it; a stream resumes from what bronze holds"
@@ -346,7 +333,7 @@ def _unsupported_options(options: _Given) -> Iterator[Refusal]:
 
 
 def _of_slot(source: FamilySource, options: _Given) -> Iterator[Refusal]:
-    """What depends on the node and on the order of the slot."""
+    """Rules that depend on the node and on the order of the slot."""
     csn = source.slot_order == "csn"
     for name, node in _OF_NODE.items():
         if name not in options:
@@ -375,7 +362,7 @@ def _of_slot(source: FamilySource, options: _Given) -> Iterator[Refusal]:
 
 
 def _of_standby(source: FamilySource, options: _Given) -> Iterator[Refusal]:
-    """Decoding on a standby: the slot is made, and the tables are copied, on the primary."""
+    """Decoding on a standby: the slot is created, and the tables are copied, on the primary."""
     if not _is_on(options, "standby-connection"):
         return
     if source.node == "coordinator":
@@ -387,7 +374,7 @@ def _of_standby(source: FamilySource, options: _Given) -> Iterator[Refusal]:
 
 
 def _of_stream(source: FamilySource, options: _Given) -> Iterator[Refusal]:
-    """What depends on other settings of the source."""
+    """Rules that depend on other settings of the source."""
     timeout = as_number(options["sender-timeout"]) if "sender-timeout" in options else None
     if timeout and timeout < _SHORTEST_TIMEOUT:
         summary = f"the server would end the stream after {format_milliseconds(timeout)} without a reply"
@@ -401,7 +388,7 @@ def _of_stream(source: FamilySource, options: _Given) -> Iterator[Refusal]:
 
 
 def _of_release(source: FamilySource, options: _Given, release: Release | None) -> Iterator[Refusal]:
-    """What only some releases do; nothing where the release is not known."""
+    """Rules that depend on the release; none if it is unknown."""
     if release is None or source.type == "gaussdb" or source.decoding_mode is not Mode.PARALLEL:
         return
     if release < _PARALLEL_SINCE:
@@ -417,7 +404,7 @@ def _of_release(source: FamilySource, options: _Given, release: Release | None) 
 
 
 def family_rules(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    """Every broken rule of a source of the family, then what works, but not as people expect."""
+    """All violated rules of a source of the family, then warnings about settings that work, but not as expected."""
     source = pipeline.family
     for refusal in judge(source):
         hint = f"{refusal.remedy} (rule {refusal.rule.label})"
@@ -431,10 +418,8 @@ def family_rules(pipeline: CheckedPipeline) -> Iterator[Finding]:
         summary = (
             "the stream of a data node has only the rows of its shard, and a part of each transaction across shards"
         )
-        hint, path = (
-            "read through a coordinator, `node: coordinator`, or run one pipeline for each data node",
-            "source.node",
-        )
+        hint = "read through a coordinator, `node: coordinator`, or run one pipeline for each data node"
+        path = "source.node"
         yield Finding(Problem.SOURCE_COMBINATION, path, summary, hint, severity=Severity.WARNING)
         if source.slot_order == "csn" and "slice-id" not in source.decoding:
             summary = "without `slice-id`, a change to a replicated table ends the stream"

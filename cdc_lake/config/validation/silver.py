@@ -1,6 +1,7 @@
 """Rules across fields of the section `silver`: tables, what they take of their source, groups and quality rules.
 
-What needs the source's columns (whether one is there, what an expression means) is checked before a table's first row.
+What depends on the source's columns (whether one exists, what an expression means) is checked before the table's first
+row.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from cdc_lake.model.relation import TableName
 
 _OF_KIND = {"track": "history", "old_values": "append"}
 _RESERVED_PREFIX = "_cdc"
-"""Working columns begin so."""
+"""Prefix of working columns."""
 
 
 def _tables(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -62,7 +63,7 @@ def _tables(pipeline: CheckedPipeline) -> Iterator[Finding]:
 def _each_table(
     check: Callable[[CheckedPipeline, SilverTable, str], Iterator[Finding]],
 ) -> Callable[[CheckedPipeline], Iterator[Finding]]:
-    """A rule of the pipeline from one of an entry of `silver.tables` and its path."""
+    """Make a rule of the pipeline from a rule of an entry of `silver.tables` and its path."""
 
     def check_all(pipeline: CheckedPipeline) -> Iterator[Finding]:
         for i, entry in enumerate(pipeline.silver.tables):
@@ -81,7 +82,7 @@ def _kind(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[
 
 
 def _columns(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
-    """What is taken and what is left out."""
+    """The columns that are included and excluded."""
     yield from _named_twice(entry.keys, f"{path}.keys", "column ")
     if entry.columns is not None and pipeline.is_set(f"{path}.exclude"):
         hint = "keep one of them: `columns` excludes what it does not list"
@@ -104,7 +105,7 @@ def _columns(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterat
 
 
 def _names(_: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
-    """The names that silver's columns get: each one once, whatever the case."""
+    """The names of silver's columns, which are unique regardless of case."""
     used_names = {name.casefold() for name in entry.columns or () if name not in entry.rename}
     new_names = [(name, join(f"{path}.rename", source), False) for source, name in entry.rename.items()]
     new_names += [(name, join(f"{path}.compute", name), True) for name in entry.compute]
@@ -119,7 +120,7 @@ def _names(_: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Findin
 
 
 def _layout(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
-    """How files are divided and rows kept together."""
+    """Partitions and clustering."""
     is_delta = (entry.format or pipeline.silver.defaults.format) == "delta"
     if is_delta and entry.partition_by and entry.cluster_by:
         summary, hint = "a Delta table is partitioned or clustered, not both", "`cluster_by` can be changed later"
@@ -150,10 +151,7 @@ def _named_twice(texts: Sequence[str] | None, path: str, noun: str = "") -> Iter
 
 def _groups(pipeline: CheckedPipeline) -> Iterator[Finding]:
     """Tables that are not captured or in two groups, and tables that no group can hold."""
-    entries: dict[TableName, SilverTable] = {}
-    for entry in pipeline.silver.tables:
-        if (table := table_name(entry.from_)) is not None:
-            entries.setdefault(table, entry)
+    entries = {table_name(entry.from_): entry for entry in reversed(pipeline.silver.tables)}  # the first of a table
     names: dict[str, int] = {}
     first_lines: dict[TableName, int] = {}
     for i, group in enumerate(pipeline.silver.groups):
@@ -172,11 +170,11 @@ def _groups(pipeline: CheckedPipeline) -> Iterator[Finding]:
                 summary = f"`{table}` is already in a group, and two groups cannot hold one transaction"
                 yield Finding(Problem.GROUP, where, summary, hint)
             first_lines.setdefault(table, pipeline.line(where))
-            kind = (entries[table].kind if table in entries else None) or pipeline.silver.defaults.kind
-            if kind == "append":
+            entry = entries.get(table)
+            if ((entry and entry.kind) or pipeline.silver.defaults.kind) == "append":
                 summary = f"`{table}` cannot be in a group: a table of `kind: append` has no keys to hold"
                 yield Finding(Problem.GROUP, where, summary, "remove it, or write `kind: history`")
-            if table in entries and entries[table].where is not None:
+            if entry is not None and entry.where is not None:
                 why = "whether `where` includes a row may depend on values that are held"
                 yield Finding(Problem.GROUP, where, f"`{table}` cannot be in a group: {why}", "remove it")
 
@@ -194,13 +192,19 @@ def _quality_rules(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> 
             case Between() | Length() | RowCount():
                 yield from _bounds(pipeline, rule, where)
             case Regex():
-                yield from _regex(rule, f"{where}.pattern")
+                try:
+                    check_pattern(rule.pattern)
+                except NotPortable as bad:
+                    hint = r"single quotes keep backslashes: pattern: '^\d+$'"
+                    yield Finding(Problem.REGEX, f"{where}.pattern", f"the pattern cannot be used: {bad}", hint)
             case Unique():
                 yield from _named_twice(rule.columns, f"{where}.columns", "column ")
             case ForeignKey():
                 yield from _foreign_key(pipeline, rule, where)
-            case Expectation():
-                yield from _expectation(rule, f"{where}.expectation")
+            case Expectation(expectation=name) if name not in EXPECTATIONS:
+                close = difflib.get_close_matches(name, EXPECTATIONS, n=1, cutoff=0.6)
+                hint = f"did you mean `{close[0]}`?" if close else "docs/reference/rules.md lists them"
+                yield Finding(Problem.RULE_OPTIONS, f"{where}.expectation", f"unknown expectation `{name}`", hint)
             case _:
                 pass
 
@@ -227,14 +231,6 @@ def _is_date(text: str) -> bool:
     return re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?", text) is not None
 
 
-def _regex(rule: Regex, path: str) -> Iterator[Finding]:
-    try:
-        check_pattern(rule.pattern)
-    except NotPortable as bad:
-        hint = r"single quotes keep backslashes: pattern: '^\d+$'"
-        yield Finding(Problem.REGEX, path, f"the pattern cannot be used: {bad}", hint)
-
-
 def _thresholds(rule: RowRule | TableRule, path: str) -> Iterator[Finding]:
     if rule.thresholds is None:
         return
@@ -259,16 +255,4 @@ def _foreign_key(pipeline: CheckedPipeline, rule: ForeignKey, path: str) -> Iter
     yield from pipeline.check_table(rule.references, f"{path}.references")
 
 
-def _expectation(rule: Expectation, path: str) -> Iterator[Finding]:
-    name = rule.expectation
-    if name not in EXPECTATIONS:
-        close = difflib.get_close_matches(name, EXPECTATIONS, n=1, cutoff=0.6)
-        hint = f"did you mean `{close[0]}`?" if close else "docs/reference/rules.md lists them"
-        yield Finding(Problem.RULE_OPTIONS, path, f"unknown expectation `{name}`", hint)
-
-
-SILVER_RULES = (
-    _tables,
-    _groups,
-    *(_each_table(check) for check in (_kind, _columns, _names, _layout, _quality_rules)),
-)
+SILVER_RULES = (_tables, _groups, *(_each_table(check) for check in (_kind, _columns, _names, _layout, _quality_rules)))

@@ -1,9 +1,10 @@
-"""Rules across fields of the sections `source`, `bronze` and `lake`; and `cross_field`, which evaluates all rules.
+"""Rules across fields of the sections `source`, `bronze` and `lake`, with what redaction does to silver; and
+`cross_field`, which evaluates all rules.
 
 Rules that need the server, such as the condition of a row filter, are checked when it is connected to.
 
-Spark is given no client of object stores, so what it writes (silver, checkpoints) stays in a folder; bronze and the
-control tables are written and read without Spark and may be in an object store.
+Spark gets no client for object stores, so what it writes (silver, checkpoints) must be in a folder; bronze and the
+control tables are written and read without Spark and can be in an object store.
 """
 
 from __future__ import annotations
@@ -11,28 +12,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from cdc_lake.config.fields import compile_columns, compile_pattern, exact_column, parse_release
-from cdc_lake.config.model import ObjectAddress
+from cdc_lake.config.fields import compile_columns, compile_pattern, exact_column, overlap, parse_release
+from cdc_lake.config.model import ObjectAddress, SilverTable
+from cdc_lake.config.rules import Expression, Monotonic, named_columns
+from cdc_lake.config.silver_tables import MIN_KEY
 from cdc_lake.config.source import OLDEST_QHB, PARALLEL, TWO_PHASE, Pgoutput, host_and_port, protocol_of
-from cdc_lake.config.validation.checked_pipeline import CheckedPipeline, Finding, Rule
+from cdc_lake.config.validation.checked_pipeline import CheckedPipeline, Finding, Rule, table_name
 from cdc_lake.config.validation.gaussdb import family_rules
-from cdc_lake.config.validation.redaction import REDACTION_RULES
 from cdc_lake.config.validation.silver import SILVER_RULES
-from cdc_lake.config.yaml_tree import MappingNode, join
+from cdc_lake.config.yaml_tree import MappingNode, ScalarNode, join
 from cdc_lake.model.diagnostic import Diagnostic, Problem
 
 RESERVED = frozenset({"bronze", "control", "checkpoints", "reports", "scratch", "warehouse"})
 """Folders of a lake that are not namespaces of silver tables."""
 
-_SQL_ADDRESS = r"(sqlite:///|postgresql(\+psycopg)?://)"
-_REST_ADDRESS = r"https?://"
-_WITHOUT_ENCRYPTION = {"disable", "prefer"}
 _DECODING = "source.decoding"
 
 
 def cross_field(root: MappingNode) -> list[Diagnostic]:
-    """Everything that is wrong between fields of one pipeline."""
-    return list(CheckedPipeline(root).diagnose((*_RULES, *SILVER_RULES, family_rules, *REDACTION_RULES)))
+    """All problems across the fields of one pipeline."""
+    return list(CheckedPipeline(root).diagnose((*_RULES, *SILVER_RULES, family_rules, *_REDACTION_RULES)))
 
 
 def _by_test_decoding(pipeline: CheckedPipeline) -> bool:
@@ -101,15 +100,11 @@ def _qhb(pipeline: CheckedPipeline) -> Iterator[Finding]:
         summary = f"QHB {source.version} supports versions 1 to {newest} of the pgoutput protocol"
         yield Finding(problem, f"{_DECODING}.proto_version", summary, "remove `proto_version`")
     if decoding.streaming == "parallel" and newest < PARALLEL:
-        summary, hint = (
-            f"QHB {source.version} does not support `streaming: parallel`",
-            "write `on`: it carries the same changes",
-        )
-        yield Finding(problem, f"{_DECODING}.streaming", summary, hint)
+        summary = f"QHB {source.version} does not support `streaming: parallel`"
+        yield Finding(problem, f"{_DECODING}.streaming", summary, "write `on`: it carries the same changes")
     if decoding.origin == "none" and newest < PARALLEL:
-        yield Finding(
-            problem, f"{_DECODING}.origin", f"QHB {source.version} does not support `origin: none`", "remove it"
-        )
+        summary = f"QHB {source.version} does not support `origin: none`"
+        yield Finding(problem, f"{_DECODING}.origin", summary, "remove it")
     if decoding.two_phase and newest < TWO_PHASE and not _by_test_decoding(pipeline):  # which has it in every release
         hint = "remove it: prepared transactions then arrive at COMMIT PREPARED; or use `plugin: test_decoding`"
         yield Finding(problem, f"{_DECODING}.two_phase", f"QHB {source.version} does not support `two_phase`", hint)
@@ -137,7 +132,7 @@ def _hex_columns(pipeline: CheckedPipeline) -> Iterator[Finding]:
 
 
 def _store_addresses(pipeline: CheckedPipeline) -> Iterator[tuple[str, str]]:
-    """Settings that are to name a folder of an object store."""
+    """Settings that name a folder in an object store."""
     bronze, lake = pipeline.bronze, pipeline.lake
     if lake.control is not None:
         yield "lake.control", lake.control
@@ -177,12 +172,106 @@ def _silver_in_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
 
 def _catalog(pipeline: CheckedPipeline) -> Iterator[Finding]:
     catalog = pipeline.lake.iceberg
-    if catalog.uri is not None and not re.match(_REST_ADDRESS if catalog.type == "rest" else _SQL_ADDRESS, catalog.uri):
+    form = r"https?://" if catalog.type == "rest" else r"(sqlite:///|postgresql(\+psycopg)?://)"
+    if catalog.uri is not None and not re.match(form, catalog.uri):
         hint = "for `type: sql` write `postgresql+psycopg://…` or `sqlite:////…`, for `type: rest` `https://…`"
         summary = f"not a valid address of a catalog of `type: {catalog.type}`"
         yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg.uri", summary, hint)
 
 
+def _redact_strategies(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    for number, rule in enumerate(pipeline.bronze.redact):
+        path = f"bronze.redact[{number}].strategy"
+        node = pipeline.node(path)
+        if rule.strategy == "null" and isinstance(node, ScalarNode) and node.text != "null":  # empty, or `~`
+            yield Finding(Problem.VALUE, path, "`strategy` has no value", "write drop, null or sha256")
+
+
+def _redact_patterns(pipeline: CheckedPipeline) -> Iterator[tuple[int, str, str]]:
+    """The column patterns of `bronze.redact`: number of the entry, text, path."""
+    for number, rule in enumerate(pipeline.bronze.redact):
+        for i, text in enumerate(rule.columns):
+            yield number, text, f"bronze.redact[{number}].columns[{i}]"
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        compile_columns(text)
+    except ValueError:
+        return False
+    return not text.startswith("!")
+
+
+def _redact_columns(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    earlier: list[tuple[int, str, str]] = []
+    for number, text, path in _redact_patterns(pipeline):
+        if not _is_pattern(text):
+            hint = 'write schema.table.column, for example "public.*.email"; a dot inside a name is written `\\.`'
+            yield Finding(Problem.REDACT_PATTERN, path, f"`{text}` is not a column pattern", hint)
+            continue
+        other = next((e for e in earlier if e[0] != number and overlap(text, e[1])), None)
+        if other is not None:
+            summary = f"`{text}` and `{other[1]}` may match the same column"
+            hint = f"a column can have only one rule; the other one is on line {pipeline.line(other[2])}"
+            yield Finding(Problem.REDACT_OVERLAP, path, summary, hint)
+        earlier.append((number, text, path))
+        if (exact := exact_column(text)) is not None:
+            yield from pipeline.check_captured(exact[0], path)
+
+
+def _redact_key(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    path = "bronze.redact_key"
+    hint = "set `redact_key: ${env:NAME}` in `bronze`; `openssl rand -hex 32` generates a good key"
+    hashed = next((i for i, rule in enumerate(pipeline.bronze.redact) if rule.strategy == "sha256"), None)
+    node = pipeline.node(path)
+    if node is None and hashed is not None:
+        summary, beside = "`strategy: sha256` requires `redact_key`", f"bronze.redact[{hashed}]"
+        yield Finding(Problem.REDACT_KEY, path, summary, hint, beside=beside)
+    elif isinstance(node, ScalarNode) and node.text and pipeline.bronze.redact:
+        if not node.references:
+            yield Finding(Problem.REDACT_KEY, path, "the redaction key is written in plain text", hint)
+        elif len(node.text.encode()) < MIN_KEY:
+            summary = f"the redaction key is shorter than {MIN_KEY} bytes"
+            yield Finding(Problem.REDACT_KEY, path, summary, hint)
+
+
+def _needed_columns(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    """Columns that a silver table needs and that would be lost."""
+    rules = pipeline.bronze.redact
+    patterns = [
+        (rules[number].strategy, text, path) for number, text, path in _redact_patterns(pipeline) if _is_pattern(text)
+    ]
+    for i, entry in enumerate(pipeline.silver.tables):
+        if (table := table_name(entry.from_)) is None:
+            continue
+        for use, column, path in _uses(entry, f"silver.tables[{i}]"):
+            lost = {"drop", "null"} if use == "is a key" else {"drop"}
+            for strategy, text, pattern_path in patterns:
+                if strategy in lost and compile_columns(text).fullmatch(table.column(column)):
+                    summary = f"column `{column}` {use} and is redacted by `{strategy}`"
+                    line = pipeline.line(pattern_path)
+                    hint = f"redact it with `sha256`, or not at all; the rule is on line {line}"
+                    yield Finding(Problem.REDACT_NEEDED, path, summary, hint)
+                    break
+
+
+def _uses(entry: SilverTable, path: str) -> Iterator[tuple[str, str, str]]:
+    """Columns that an entry of `silver.tables` names: what for, their name, and where."""
+    for i, key in enumerate(entry.keys or ()):
+        yield "is a key", key, f"{path}.keys[{i}]"
+    for i, rule in enumerate(entry.rules):
+        where = f"{path}.rules[{i}]"
+        for n, column in enumerate(named_columns(rule)):
+            place = f"{where}.column" if hasattr(rule, "column") else f"{where}.columns[{n}]"
+            yield "is used by a rule", column, place
+        if isinstance(rule, Monotonic):
+            yield "is used by a rule", rule.by, f"{where}.by"
+        if isinstance(rule, Expression):
+            for word in dict.fromkeys(re.findall(r"\w+", re.sub(r"'[^']*'", "", rule.expression))):
+                yield "is used by a rule", word, f"{where}.expression"
+
+
+_REDACTION_RULES = (_redact_strategies, _redact_columns, _redact_key, _needed_columns)
 _RULES = (
     _table_patterns,
     Rule(
@@ -203,7 +292,7 @@ _RULES = (
     Rule(
         Problem.SOURCE_COMBINATION, "source.tls.root_cert",
         # libpq goes on without encryption if the server's certificate is not theirs
-        lambda p: p.source.tls.mode if p.source.tls.root_cert and p.source.tls.mode in _WITHOUT_ENCRYPTION else None,
+        lambda p: p.source.tls.mode if p.source.tls.root_cert and p.source.tls.mode in {"disable", "prefer"} else None,
         "with `mode: {}`, the connection is made even if `root_cert` does not trust the server",
         "set `mode: verify-full`, or verify-ca if the certificate does not name the host",
     ),

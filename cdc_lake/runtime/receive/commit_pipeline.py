@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -66,11 +66,8 @@ class _Part:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Later:
-    """Transactions that their writer decodes, because they follow a large one."""
-
-    transactions: Sequence[ReceivedTransaction]
+_AnyPart: TypeAlias = _Part | InParts | list[ReceivedTransaction]
+"""A list has transactions that their writer decodes, because they follow a large one."""
 
 
 class _Ready:
@@ -84,16 +81,13 @@ class _Ready:
         """The first of the batch's transactions that the writer could not decode."""
         self._tabulate = tabulate
         self._runs: dict[int, list[tuple[ChangeColumns, int]]] = {}  # by the position of the last transaction
-        self._later: dict[int, ReceivedTransaction] = {}  # by position
+        self.later: dict[int, ReceivedTransaction] = {}
+        """Transactions to decode when they are requested, by position."""
 
     def add(self, run: list[tuple[ChangeColumns, int]], end: int) -> None:
         """Add the columns of consecutive transactions, up to number `end` of the batch, exclusive."""
         if run:
             self._runs[self.batch.transactions[end - 1].bounds.position] = run
-
-    def defer_decode(self, transactions: Sequence[ReceivedTransaction]) -> None:
-        """Decode these when they are requested."""
-        self._later.update((transaction.bounds.position, transaction) for transaction in transactions)
 
     def __call__(self, fresh: Sequence[Any]) -> ChangeColumns:
         last = fresh[-1].bounds.position
@@ -101,7 +95,7 @@ class _Ready:
             repeats = sum(count for _, count in run) - len(fresh)
             return concat_changes(run, pa.chunked_array).without_first(repeats)
         try:
-            return self._tabulate([self._later.get(transaction.bounds.position, transaction) for transaction in fresh])
+            return self._tabulate([self.later.get(transaction.bounds.position, transaction) for transaction in fresh])
         except DecodeError as error:
             positions = [transaction.bounds.position for transaction in self.batch.transactions]
             self.failed = positions.index(fresh[0].bounds.position) + error.good
@@ -124,7 +118,7 @@ class BronzeCommitPipeline:
         self._tabulate = tabulate
         self._decoding = worker("decode")
         self._writing = worker("bronze")
-        self._parts: list[_Part | InParts | _Later] = []  # of the next batch
+        self._parts: list[_AnyPart] = []  # of the next batch
         self._undecoded_parts: list[_Part] = []  # of any batch, not decoded at the last check
         self._commit: Future[BronzeCommit] | None = None
         self._before: Future[BronzeCommit] | None = None  # further decoding waits for this commit
@@ -158,7 +152,7 @@ class BronzeCommitPipeline:
                 continue
             together = list(group)
             if _in_order(self._parts):
-                self._parts.append(_Later(together))
+                self._parts.append(together)
                 continue
             size = sum(transaction.size for transaction in together)
             part = _Part(self._decoding.submit(self._decode, together, self._before), size)
@@ -210,7 +204,7 @@ class BronzeCommitPipeline:
             good = transactions[: fault.good]
             return _Decoded(self._tabulate(good) if good else None, len(good), fault)
 
-    def _append(self, batch: TransactionBatch, parts: list[_Part | InParts | _Later]) -> BronzeCommit:
+    def _append(self, batch: TransactionBatch, parts: list[_AnyPart]) -> BronzeCommit:
         ready = _Ready(batch, self._tabulate)
         run: list[tuple[ChangeColumns, int]] = []
         end = 0
@@ -219,9 +213,9 @@ class BronzeCommitPipeline:
                 ready.add(run, end)
                 run, end = [], end + 1
                 continue
-            if isinstance(part, _Later):
-                ready.defer_decode(part.transactions)
-                end += len(part.transactions)
+            if isinstance(part, list):
+                ready.later.update((transaction.bounds.position, transaction) for transaction in part)
+                end += len(part)
                 continue
             decoded = part.columns.result()
             end += decoded.transactions
@@ -249,7 +243,7 @@ class BronzeCommitPipeline:
         return batch.first(count)
 
 
-def _in_order(parts: Sequence[_Part | InParts | _Later]) -> bool:
+def _in_order(parts: Sequence[_AnyPart]) -> bool:
     """Whether the transactions after these must be decoded after them."""
     return any(isinstance(part, InParts) and part.in_order for part in parts)
 
@@ -338,19 +332,15 @@ class RetryingBronzeWriter:
                 waited = True
                 self._report(retrying(error, pause))
                 self._note.waits(error)
-                self._pause(pause)
+                for _ in range(round(pause / 0.1)):  # at most until the wait is ended
+                    if self._left.is_set() or self._stop.wait(0.1):
+                        break
                 pause = min(2 * pause, longest)
             else:
                 if waited:
                     self._note.goes_on()
                     self._report(ProgressEvent("retry", "the lake is available again: the receiver continues"))
                 return result
-
-    def _pause(self, seconds: float) -> None:
-        """Pause, at most until the wait is ended."""
-        for _ in range(round(seconds / 0.1)):
-            if self._left.is_set() or self._stop.wait(0.1):
-                return
 
 
 def retrying(error: LakeError, pause: float) -> ProgressEvent:

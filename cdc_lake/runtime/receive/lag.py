@@ -248,19 +248,15 @@ def lags_of(source: SourceSide, lake: LakeSide, now: datetime) -> dict[str, Lag]
     What has landed was received; that more was received is known only if the server reports it.
     """
     landed_at = lake.state.upto if lake.state else None
-    received_at = (
-        max(p for p in (source.received, landed_at) if p is not None) if landed_at is not None else source.received
-    )
+    received_at = max((p for p in (source.received, landed_at) if p is not None), default=None)
     known_end = source.end if source.end is not None else landed_at
     behind_landed = _distance(source.end, landed_at)
     waiting = len(lake.waiting) if lake.state and lake.copied else None
     oldest = next((c.commit_ts for c in lake.waiting if c.commit_ts), None)
     applied_seconds = max(0.0, (now - oldest).total_seconds()) if oldest else 0.0 if waiting == 0 else None
     landed_seconds = _landed_seconds(behind_landed, lake, now)
-    received, received_seconds = (
-        _distance(source.end, received_at),
-        landed_seconds if received_at == landed_at else None,
-    )
+    received = _distance(source.end, received_at)
+    received_seconds = landed_seconds if received_at == landed_at else None
     if lake.domain is OrderDomain.CSN:  # the distance of two CSNs is a number of transactions
         return {
             "received": Lag(None, received_seconds, received),

@@ -51,12 +51,13 @@ class OpenBatch:
     """Whole transactions waiting for a commit; closed by bytes, changes, transactions or age, whichever is first.
 
     `upto`, `confirm` and `empty` are bronze's state after everything taken so far is in it; transactions without
-    changes, which need no commit of their own, advance them too. `to_decode`: bytes not passed to decoding yet.
+    changes, which need no commit of their own, advance them too. `to_decode`: bytes not passed to decoding yet;
+    `limits` may be changed at any time.
     """
 
     def __init__(self, limits: Batch, clock: Callable[[], float], upto: int, confirm: int) -> None:
         """`clock` counts seconds; `upto` and `confirm` are those of bronze now."""
-        self._limits = limits
+        self.limits = limits
         self._clock = clock
         self.upto, self.confirm, self.empty = upto, confirm, 0
         self._transactions: list[ReceivedTransaction] = []
@@ -67,10 +68,6 @@ class OpenBatch:
 
     def __len__(self) -> int:
         return len(self._transactions)
-
-    def restrict(self, limits: Batch) -> None:
-        """Use these limits from now on."""
-        self._limits = limits
 
     def add(self, closed: OrderedTransaction) -> None:
         """Take one more step, in order."""
@@ -91,7 +88,7 @@ class OpenBatch:
     @property
     def is_full(self) -> bool:
         """True if a size limit is reached."""
-        limits = self._limits
+        limits = self.limits
         return (
             self._bytes >= limits.max_bytes
             or self._rows >= limits.max_rows
@@ -101,7 +98,7 @@ class OpenBatch:
     @property
     def due_in(self) -> float:
         """Seconds until it is to be closed, at most `max_delay` after its oldest transaction; zero or less: now."""
-        return max(self._since, self._closed + self._limits.max_delay / 1000) - self._clock()
+        return max(self._since, self._closed + self.limits.max_delay / 1000) - self._clock()
 
     def hand_over(self) -> Sequence[ReceivedTransaction]:
         """The transactions not passed to decoding yet. Their bytes are released, except large ones on disk."""
@@ -241,7 +238,10 @@ class ReceiveLoop:
                         continue
                     self._read_messages(stream, commits)
                     self._commit_if_due(stream, commits)
-                    self._record_health(stream, idle=not commits.in_flight and not len(self._batch))
+                    idle = not commits.in_flight and not len(self._batch)
+                    self._health.record_iteration(stream.assembler.open_bytes, stream.spilled(), idle=idle)
+                    self._health.newest_decoded = stream.newest_decoded()
+                    self._health.prepared = None if stream.prepared is None else stream.prepared.waiting
                 self._acknowledge(stream, commits, commits.drain())
         finally:
             self.count(repeats=stream.ordering.repeats)
@@ -251,7 +251,7 @@ class ReceiveLoop:
         if self._watch is not None:
             self._watch.enforce_wal_budget()
             if self.has_connected:
-                self._batch.restrict(self._watch.limits(self._limits))
+                self._batch.limits = self._watch.limits(self._limits)
 
     def _should_stop(self) -> bool:
         if self.stop.is_set():
@@ -400,11 +400,6 @@ class ReceiveLoop:
         self.report(ProgressEvent("landed", text, self._summary.changes, None, "changes", facts))
         if self.once and self._goal is not None:
             self.report(backlog("received", commit.upto, self._begins, self._goal, self._domain))
-
-    def _record_health(self, stream: OpenStream, *, idle: bool) -> None:
-        self._health.record_iteration(stream.assembler.open_bytes, stream.spilled(), idle=idle)
-        self._health.newest_decoded = stream.newest_decoded()
-        self._health.prepared = None if stream.prepared is None else stream.prepared.waiting
 
     def _record_position(self, upto: int, confirm: int) -> None:
         self._upto, self._confirmed = upto, confirm

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 from typing import Final, Self
 
-from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.base import SlotSeen, SourceIntrospection
 from cdc_lake.connectors.factory import source_view
@@ -24,7 +23,7 @@ from cdc_lake.connectors.snapshot_copy import PeriodicTask
 from cdc_lake.connectors.wal_budget import WalNote
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
-from cdc_lake.observability.exposition import Endpoint, ErrorCounts, Exposition, Sample, Tally
+from cdc_lake.observability.exposition import ErrorCounts, Exposition, Sample, Tally, serve
 from cdc_lake.observability.metrics import (
     BATCH_ROWS,
     CHANGES_TOTAL,
@@ -89,10 +88,8 @@ class SourceProbe:
         self._rounds.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._rounds.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._rounds.__exit__()
 
     def last(self) -> SourceSample | None:
         """The newest sample, None if the source does not answer."""
@@ -123,7 +120,9 @@ class SourceProbe:
             self._last = SourceSample(now, slot, Lag(), Lag())
             return
         end = view.end(domain_of(state.stream))
-        lags = lags_of(SourceSide(None, end, view.received_position(), slot), _lake(state), datetime.now(UTC))
+        # the lake as far as a receiver knows it without reading
+        lake = LakeSide(state, copied=False, cut=None, tables={}, waiting=(), last_commit=None, captured=())
+        lags = lags_of(SourceSide(None, end, view.received_position(), slot), lake, datetime.now(UTC))
         before = self._ends if state.stream == self._stream else ()
         self._stream, self._ends = state.stream, (*before, (now, end))[-_REMEMBERED:]
         self._last = SourceSample(now, slot, lags["received"], lags["landed"])
@@ -132,11 +131,6 @@ class SourceProbe:
         """Set `source_reachable` to 0; the receiver, which needs the source too, reports the reason."""
         del error
         self._last = None
-
-
-def _lake(state: StreamCheckpoint) -> LakeSide:
-    """The state of the lake as far as a receiver knows it without reading."""
-    return LakeSide(state, copied=False, cut=None, tables={}, waiting=(), last_commit=None, captured=())
 
 
 STALLED_AFTER: Final = 120.0
@@ -190,9 +184,6 @@ def health_of(  # noqa: PLR0911 - one return a state
     return Health(False, "starting", "it is not connected to the source", None, idle_for)
 
 
-HEALTH_SCHEMA: Final = "cdc-lake/healthz/1"
-
-
 class ReceiverMetrics:
     """Serves metrics while it is entered; `on_progress` passes on the receiver's events; the receiver gets `pulse`."""
 
@@ -209,19 +200,17 @@ class ReceiverMetrics:
         self._tally.add(TRANSACTIONS_TOTAL, by=0)
         for op in "IUDTMXS":
             self._tally.add(CHANGES_TOTAL, op, by=0)
-        self._endpoint = Endpoint(address, Exposition(project.name, self.samples), self._healthz)
+        self._endpoint = serve(address, Exposition(project.name, self.samples), self._healthz)
+        self._entered = ExitStack()
 
     def __enter__(self) -> Self:
         """Raises MetricsNotServed."""
-        self._endpoint.__enter__()
-        self._looks.__enter__()
+        self._entered.enter_context(self._endpoint)
+        self._entered.enter_context(self._looks)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._endpoint.__exit__(kind, error, trace)
-        self._looks.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._entered.close()
 
     def on_progress(self, progress: ProgressEvent) -> None:
         """Pass an event on, and count it."""
@@ -229,7 +218,15 @@ class ReceiverMetrics:
         self._errors.on_progress(progress)
         match progress.stage:
             case "landed":
-                self._count_commit(progress.facts)
+                facts = progress.facts
+                transactions, changes, operations = facts["transactions"], facts["changes"], facts["operations"]
+                assert isinstance(transactions, int)
+                assert isinstance(changes, int)
+                assert isinstance(operations, dict)
+                self._tally.add(TRANSACTIONS_TOTAL, by=transactions)
+                self._tally.observe(BATCH_ROWS, changes)
+                for op, number in operations.items():
+                    self._tally.add(CHANGES_TOTAL, op, by=number)
             case "snapshot":
                 self._copied = time.monotonic()
                 if "epoch" in progress.facts and progress.total is not None:  # the total, after the single steps
@@ -238,16 +235,6 @@ class ReceiverMetrics:
                 self._trouble = time.monotonic(), progress
             case _:
                 pass
-
-    def _count_commit(self, facts: Mapping[str, object]) -> None:
-        transactions, changes, operations = facts["transactions"], facts["changes"], facts["operations"]
-        assert isinstance(transactions, int)
-        assert isinstance(changes, int)
-        assert isinstance(operations, dict)
-        self._tally.add(TRANSACTIONS_TOTAL, by=transactions)
-        self._tally.observe(BATCH_ROWS, changes)
-        for op, number in operations.items():
-            self._tally.add(CHANGES_TOTAL, op, by=number)
 
     def health(self) -> Health:
         """The health now."""
@@ -298,7 +285,7 @@ class ReceiverMetrics:
         health, state = self.health(), self.pulse.state
         progress = None if health.idle_for is None else datetime.now(UTC) - timedelta(seconds=health.idle_for)
         return health.healthy, {
-            "schema": HEALTH_SCHEMA,
+            "schema": "cdc-lake/healthz/1",
             "pipeline": self._name,
             "healthy": health.healthy,
             "state": health.state,

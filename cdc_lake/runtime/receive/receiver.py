@@ -12,6 +12,7 @@ and drops them before anything landed, pauses increase. So do those for a lake, 
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -82,11 +83,8 @@ class ReconnectBackoff:
         """Report a failure of the source; returns the pause after it."""
         pause = self._longer * random.uniform(*self._pauses)  # noqa: S311 - no secret
         now = self._clock()
-        if (
-            self._last_reported is None
-            or self._last_reported[0] != error.code
-            or now - self._last_reported[1] >= _TOLD_EVERY
-        ):
+        code, reported_at = self._last_reported or ("", -math.inf)
+        if code != error.code or now - reported_at >= _TOLD_EVERY:
             self._last_reported = error.code, now
             text = f"{error.message}; next attempt in {pause:.1f} s"
             self._report(ProgressEvent("retry", text, facts={"code": error.code}))
@@ -156,16 +154,9 @@ def receive(
                 (do_nothing, report) if watch is None else (watch.enforce_wal_budget, _checking_budget(watch, report))
             )
             connect = partial(
-                open_stream,
-                project,
-                bronze,
-                control,
-                stop,
-                checked_report,
-                patience=slot_patience,
-                first=once,
-                enforce_wal_budget=enforce_wal_budget,
-            )
+                open_stream, project, bronze, control, stop, checked_report,
+                patience=slot_patience, first=once, enforce_wal_budget=enforce_wal_budget,
+            )  # fmt: skip
             _connections(loop, connect, note, ReconnectBackoff(report, pauses))
     return loop.summary()
 

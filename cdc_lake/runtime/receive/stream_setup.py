@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -54,7 +54,7 @@ from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import DecodeError, DuplicateMismatch, TableNotKnown
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Span
-from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import RECOPIED, failpoint
 from cdc_lake.source.base import format_stream_position
@@ -139,16 +139,14 @@ class DuplicateVerifier:
         except DecodeError as error:
             if not self._by_catalog:
                 raise
-            self._note(
-                f"repeated transactions cannot be read with the current catalog: {error.message}", code=error.code
-            )
+            text = f"repeated transactions cannot be read with the current catalog: {error.message}"
+            self._note(text, code=error.code)
             return
         if columns.undecoded or content_of(columns.digests).hex() == content:
             return
         position = transaction.bounds.position
-        if self._by_catalog and {columns.relations[n].layout for n in columns.relation if n >= 0} != self._layouts(
-            position
-        ):
+        layouts = {columns.relations[n].layout for n in columns.relation if n >= 0} if self._by_catalog else set()
+        if self._by_catalog and layouts != self._layouts(position):
             text = "repeated transactions have other layouts in the current catalog, and are kept as they are"
             self._note(text, position=format_stream_position(self._state.stream, position))
             return
@@ -228,7 +226,9 @@ def number_configuration(
     # what was landed before configurations were recorded has the number 1, and was not redacted
     number = 1 + (last.number if last is not None else int(state is not None and redacts))
     before = json.loads(last.settings) if last is not None else NOTHING
-    changed = changed_columns(before, json.loads(settings), lambda: _landed_layouts(project, state))
+    changed = changed_columns(
+        before, json.loads(settings), lambda: () if state is None else bronze_reader(project).layouts().values()
+    )
     epoch, position = (0, None) if state is None else (state.epoch, state.upto)
     control.record(ConfigurationRow(number, fingerprint, settings, json.dumps(changed), epoch, position, utc_now()))
     if number > 1:
@@ -236,11 +236,6 @@ def number_configuration(
         text = f"configuration {number} begins{words}"
         report(ProgressEvent("connect", text, facts={"configuration": number, "changed": changed}))
     return number
-
-
-def _landed_layouts(project: Project, state: StreamCheckpoint | None) -> Iterable[Relation]:
-    """All layouts in bronze."""
-    return () if state is None else bronze_reader(project).layouts().values()
 
 
 def recopy(

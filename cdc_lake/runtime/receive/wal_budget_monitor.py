@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Final, Self
 
 import pyarrow as pa
@@ -66,17 +65,18 @@ class WalBudgetMonitor:
         self._told_at = 0.0
         self._given_up: SlotGivenUp | None = None
         self._slots = slot_care(project)
-        self._rounds = PeriodicTask("cdc-lake-wal", lambda: LOOK_EVERY, self._slots.looking, self._ask, _ignore_error)
+        # an error is ignored: the receiver needs the source too, and reports why it does not answer
+        self._rounds = PeriodicTask(
+            "cdc-lake-wal", lambda: LOOK_EVERY, self._slots.looking, self._ask, lambda _error: None
+        )
 
     def __enter__(self) -> Self:
         self._marks = self._note.begin()
         self._rounds.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._rounds.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._rounds.__exit__()
         self._note.write(time.time(), None, self._marks)
 
     def limits(self, batch: Batch) -> Batch:
@@ -107,13 +107,12 @@ class WalBudgetMonitor:
         self._marks = add_mark(self._budget, self._marks, now)
         if verdict.rung is not self._rung:
             self._report_level(verdict)
+        error = budget_exceeded_error(self._project.slot, self._budget, verdict)
         if verdict.rung.height >= BudgetLevel.EXCEEDED.height and now.observed_at - self._told_at >= AGAIN_AFTER:
             self._told_at = now.observed_at
-            error = budget_exceeded_error(self._project.slot, self._budget, verdict)
             self._report(ProgressEvent("warning", error.message, facts={"code": error.code}))
         if verdict.rung is BudgetLevel.DROP:
-            words = budget_exceeded_error(self._project.slot, self._budget, verdict).message
-            self._given_up = SlotGivenUp(f"{words}: the slot is dropped, as the pipeline is configured")
+            self._given_up = SlotGivenUp(f"{error.message}: the slot is dropped, as the pipeline is configured")
         self._rung = verdict.rung
         self._note.write(now.observed_at, self._status(verdict), self._marks)
 
@@ -147,14 +146,8 @@ def budget_exceeded_error(name: str, budget: WalBudget, verdict: BudgetVerdict) 
     unit = 60 if verdict.age >= 120 else 1
     age = format_milliseconds(1000 * unit * round(verdict.age / unit))
     retained_text = f"{size(verdict.retained)} of WAL for slot `{name}`, and bronze is {age} behind"
-    return WalBudgetExceeded(
-        f"the server retains {retained_text}: the budget is {' or '.join(limits)}; {verdict.reason}"
-    )
-
-
-def _ignore_error(error: CdcLakeError) -> None:
-    """Ignore the error: the receiver needs the source too, and reports why it does not answer."""
-    del error
+    budget_text = f"the budget is {' or '.join(limits)}"
+    return WalBudgetExceeded(f"the server retains {retained_text}: {budget_text}; {verdict.reason}")
 
 
 FILES_EVERY = 600.0
@@ -181,12 +174,10 @@ class BronzeMaintenance:
             self._thread.shutdown(wait=True)
 
     def on_progress(self, progress: ProgressEvent) -> None:
-        """Pass an event on, and count commits."""
+        """Pass an event on, and start a run after enough commits."""
         self._report(progress)
-        if progress.stage == "landed":
-            self._count_commit()
-
-    def _count_commit(self) -> None:
+        if progress.stage != "landed":
+            return
         self._commits += 1
         if self._after == 0 or self._commits < self._after or (self._work is not None and not self._work.done()):
             return
@@ -210,12 +201,10 @@ class BronzeMaintenance:
         if not compaction.prepare(table):
             return
         groups = compaction.compact(table, self._after)
-        now = time.monotonic()
+        now, keep = time.monotonic(), None
         if now - self._listed >= FILES_EVERY:
-            self._listed = now
-            compaction.tidy(table, self._project.pipeline.bronze.maintenance.keep_replaced / 1000)
-        else:
-            compaction.tidy(table, None)
+            self._listed, keep = now, self._project.pipeline.bronze.maintenance.keep_replaced / 1000
+        compaction.tidy(table, keep)
         if groups:
             files = sum(len(group.paths) for group in groups)
             text = f"{pluralize(files, 'file')} of bronze compacted into {len(groups)}"
