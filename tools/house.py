@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "cdc_lake"
 
 BUDGETS: Mapping[str, float] = {
-    "modules": 258,
+    "modules": 257,
     "median lines of a module": 350,
-    "modules for 10,000 lines": 33,
+    "modules for 10,000 lines": 40,  # it rises as lines fall, so this is what the plan allowed
     "modules under 60 lines": 5,
-    "lines": 79_400,
+    "lines": 76_300,
     "function names that are a bare participle, pronoun or adverb, %": 0.1,
     "uses of banned words among identifiers, %": 0.1,
     "import cycles of modules": 0,

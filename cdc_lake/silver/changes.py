@@ -21,10 +21,6 @@ from cdc_lake.model.quarantine import RefetchedRows
 from cdc_lake.model.relation import TableName
 from cdc_lake.silver.layout_mapping import RelationMapping
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
-
 
 class _Deferred:
     """An object of Spark that is imported when it is used: what reads bronze imports this package without Spark."""
@@ -36,8 +32,14 @@ class _Deferred:
         return getattr(pkgutil.resolve_name(self._path), name)
 
 
-F: Any = _Deferred("pyspark.sql.functions")
-Window: Any = _Deferred("pyspark.sql:Window")
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession, functions, window
+
+    F = functions
+    Window = window.Window
+else:
+    F, Window = _Deferred("pyspark.sql.functions"), _Deferred("pyspark.sql:Window")
 
 POSITION = "_cdc_position"
 ORDINAL = "_cdc_ordinal"

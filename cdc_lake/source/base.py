@@ -332,12 +332,14 @@ def check_fits(name: str, kind: str, of_slot: tuple[str | None, str | None], wan
     """Raise SlotForeign, SlotOfOtherPlugin or SlotOfOtherDatabase if a slot, with its plugin and database, does not fit
     the `wanted` ones of the pipeline.
     """
+    plugin, database = of_slot
+    wanted_plugin, wanted_database = wanted
     if kind != "logical":
         raise SlotForeign(f"slot `{name}` is {kind}; expected a logical one")
-    if of_slot[0] != wanted[0]:
-        raise SlotOfOtherPlugin(f"slot `{name}` uses plugin {of_slot[0]}; the pipeline reads {wanted[0]}")
-    if of_slot[1] != wanted[1]:
-        raise SlotOfOtherDatabase(f"slot `{name}` belongs to database {of_slot[1]}; the pipeline reads {wanted[1]}")
+    if plugin != wanted_plugin:
+        raise SlotOfOtherPlugin(f"slot `{name}` uses plugin {plugin}; the pipeline reads {wanted_plugin}")
+    if database != wanted_database:
+        raise SlotOfOtherDatabase(f"slot `{name}` belongs to database {database}; the pipeline reads {wanted_database}")
 
 
 def useless(name: str, reason: str, held: str) -> SlotInvalidated:
