@@ -21,7 +21,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cut_lookup import find_cut
 from cdc_lake.control.cuts import ACTIVE, TableState, WrittenCut, parse_cut, relocate_target
 from cdc_lake.errors import LakeError, NotInCut, SilverMissing, TableBehind, VersionGone
-from cdc_lake.model.diagnostic import FormerFields, with_former_fields
+from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import AsOf, Position
 from cdc_lake.model.relation import TableName
 from cdc_lake.silver.kinds import answers_alone, frame_as_of, rows_as_of
@@ -191,7 +191,7 @@ class CutSession(FormerFields):
     def _describe_state(self, state: TableState) -> bytes:
         facts = {"epoch": self.epoch, "position": self.position, "version": state.version}
         facts |= {"state": state.state, "quarantined_keys": state.quarantined_keys}
-        return json.dumps(with_former_fields(facts)).encode()
+        return json.dumps({**facts, "held": state.quarantined_keys}).encode()  # its name in 0.3
 
 
 @dataclass(frozen=True, slots=True)

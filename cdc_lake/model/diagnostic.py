@@ -186,7 +186,7 @@ class FormerFields:
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        for field, former in FORMER_FIELDS.items():
+        for field, former in (*FORMER_FIELDS.items(), ("quarantined_keys", "held")):
             if name == former and hasattr(self, field):
                 words = f"`{former}` of {type(self).__name__} is called `{field}`; 0.5 will not have the former name"
                 warnings.warn(words, DeprecationWarning, stacklevel=2)
