@@ -1,12 +1,12 @@
 """Prepares a span of bronze for apply: properties of its changes, and local files that Spark can read.
 
 * The summary of a table's changes determines how the span is applied: layouts, truncates, unchanged columns, moved
-  keys. It reads six narrow columns of the files whose statistics overlap the span, in milliseconds. * Data files
-  contain the changes of all tables. A large span that touches several tables is partitioned by table into scratch files
-  of about 64 MiB, so that the cost grows with the changes and not with tables times changes. * Files of an object store
-  are copied to a scratch folder, once for all tables of a span, because Spark has no client for object stores. Up to
-  `KEPT_BYTES` of earlier ones are kept; the oldest are deleted first. * Changes that touched given keys are found file
-  by file, without a whole history in memory.
+  keys. It reads six narrow columns of the files whose statistics overlap the span, in milliseconds.
+* Data files contain the changes of all tables. A large span that touches several tables is partitioned by table into
+  scratch files of about 64 MiB, so that the cost grows with the changes and not with tables times changes.
+* Files of an object store are copied to a scratch folder, once for all tables of a span, because Spark has no client
+  for object stores. Up to `KEPT_BYTES` of earlier ones are kept; the oldest are deleted first.
+* Changes that touched given keys are found file by file, without a whole history in memory.
 
 Scratch files are deleted after the span or the run; the next run deletes those of a killed one.
 """

@@ -5,12 +5,12 @@ which a session can read only as it is now. Between the change and now the table
 times. These facts still hold:
 
 * Columns are sent in the order of their numbers. A current column has existed since its number was assigned, and a
-  dropped one never returns. In a table without dropped columns, position and number therefore correspond. * A catalog
-  row whose `xmin` is older than the transaction of the change was probably valid at the change, because altering a
-  table locks out writers. But a transaction that waits for that lock already has its id, so the one for which it waits
-  may have a greater one; and a subtransaction has a greater id than its transaction. * `attmissingval` is removed when
-  the table is rewritten, and never changes otherwise. If the storage of a table is the same as when its last layout was
-  read, a column without it is NULL in earlier rows.
+  dropped one never returns. In a table without dropped columns, position and number therefore correspond.
+* A catalog row whose `xmin` is older than the transaction of the change was probably valid at the change, because
+  altering a table locks out writers. But a transaction that waits for that lock already has its id, so the one for
+  which it waits may have a greater one; and a subtransaction has a greater id than its transaction.
+* `attmissingval` is removed when the table is rewritten, and never changes otherwise. If the storage of a table is the
+  same as when its last layout was read, a column without it is NULL in earlier rows.
 
 If several histories explain a change equally well, one of them is used, and the columns in which they differ are
 marked: silver then requires approval (`tables.schema_evolution.AssumeColumn`). Both families use this, PostgreSQL with

@@ -265,7 +265,7 @@ class LineAssembler:
         prepared_storage: PreparedStorage | None = None,
         landed: int = 0,
     ) -> None:
-        """`frames`: see `mppdb.open_rows.TransactionBuffer`."""
+        """`frames`: see `decode.gaussdb.assembler.TransactionBuffer`."""
         self._codec = codec
         self._takes = takes
         self._keeps = keeps

@@ -9,16 +9,19 @@ Guarantees:
 
 * A key has one row at a time, except inside a transaction: if it is checked at the end, or has a NULL part. Then a
   change belongs to the row that its whole old tuple equals, the youngest of equal ones; if digests do not decide, to
-  the one that had the key first. * A change that touches a quarantined key is held, and holds every key it touches:
-  silver still shows the quarantined rows, so nothing may overtake them. TRUNCATE ends all holds, and a row that was
-  read again at the source ends those of its key. * A queued change violates nothing itself: the values it omits are
-  unknown. * A change that needs a missing row, and one that brings a second row to a key, are held by themselves. * If
-  a row cannot leave its key because the change is held, a row that took that key in the same transaction is held too:
-  at the end of a transaction no key has two rows. * A decision concerns one quarantined change, and ends its hold if it
-  is still held. A released change is an event of its own, after everything that was held. After a discard, silver does
-  not have the row of the source: the next change that contains all of it, or deletes it, determines what the key has,
-  and any other is held. An insert does so only if its transaction removes no row from that key afterwards: that may be
-  the older one. * Every change of a transaction that is held as a whole is held; each names its own reason, if any.
+  the one that had the key first.
+* A change that touches a quarantined key is held, and holds every key it touches: silver still shows the quarantined
+  rows, so nothing may overtake them. TRUNCATE ends all holds, and a row that was read again at the source ends those of
+  its key.
+* A queued change violates nothing itself: the values it omits are unknown.
+* A change that needs a missing row, and one that brings a second row to a key, are held by themselves.
+* If a row cannot leave its key because the change is held, a row that took that key in the same transaction is held
+  too: at the end of a transaction no key has two rows.
+* A decision concerns one quarantined change, and ends its hold if it is still held. A released change is an event of
+  its own, after everything that was held. After a discard, silver does not have the row of the source: the next change
+  that contains all of it, or deletes it, determines what the key has, and any other is held. An insert does so only if
+  its transaction removes no row from that key afterwards: that may be the older one.
+* Every change of a transaction that is held as a whole is held; each names its own reason, if any.
 
 In a group of tables, a transaction is held if one of its changes is held by itself, or touches a quarantined key; then
 every key that it touches in the group's tables is held. Transactions are processed once, in order. A TRUNCATE ends the
