@@ -436,7 +436,7 @@ class Pipeline:
         until: datetime | None = None,
         limit: int | None = None,
     ) -> pa.Table:
-        """Rows of a control table (`runs`, `cuts`, `comparisons` …), oldest first.
+        """Rows of a control table (`runs`, `cuts`, `verified` …), oldest first.
 
         Args:
             table: Name of the control table.

@@ -32,7 +32,7 @@ cdc run --once
 say "5  is silver equal to the source, row by row?"
 cdc compare
 
-say "6  what was held, how far behind, and the report"
+say "6  what is in quarantine, how far behind, and the report"
 cdc status
 cdc report
 

@@ -7,6 +7,7 @@ the version in the cut; a table that keeps its history (`silver.kinds`) can be r
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,7 +27,7 @@ from cdc_lake.model.position import AsOf, Position
 from cdc_lake.model.relation import TableName
 from cdc_lake.silver.kinds import answers_alone, frame_as_of, rows_as_of
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.control_schema import ControlName, schema_of
+from cdc_lake.tables.control_schema import FORMER_TABLES, ControlName, schema_of
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.silver_reader import empty_silver, read_silver, silver_frame
 from cdc_lake.tables.spark_session import derive
@@ -235,6 +236,11 @@ def read_history(
     The columns are those of its page, and `shown` if it has a stream and a position. Raises LakeError for an unknown
     table, and for a time without a time zone.
     """
+    for current, former in FORMER_TABLES.items():
+        if table == former:
+            words = f"the control table `{former}` is called `{current}`; 0.5 will not know the former name"
+            warnings.warn(words, DeprecationWarning, stacklevel=3)
+            table = current
     names = get_args(ControlName)
     name: ControlName | None = next((control_name for control_name in names if control_name == table), None)
     if name is None:

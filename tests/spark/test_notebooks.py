@@ -125,7 +125,7 @@ def beside(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_demo_ends_as_the_readme_says(demo: Demo) -> None:
     assert [*demo.said] == ["run --once --only receive", "run --once", "compare", "status", "report"]
     assert "equal but for 3 quarantined keys" in demo.said["compare"]
-    assert "held" in demo.said["status"]
+    assert "quarantine" in demo.said["status"]
     assert (demo.shell.folder / "lake" / "reports" / "shop" / "report.html").is_file()
     assert "no address" in demo.shell.fine("inspect", "row", "public.customers", "1901"), "what it says to try next"
 
