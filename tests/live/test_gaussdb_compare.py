@@ -9,6 +9,7 @@ import pytest
 
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import all_rows
 from cdc_lake.connectors.gaussdb.comparison import family_side
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.model.relation import TableName
@@ -55,7 +56,7 @@ def test_what_bronze_lacks_is_found_in_the_slot_and_left_there(stand_in: StandIn
             conn.execute("UPDATE w_items SET name = 'later' WHERE id = 77")
             near = point(bronze, shown, state.upto, lambda after: side.ahead(shown, after))
             published = {one.table: one for one in side.captured_tables()}
-            rows = side.rows(side.relation_of(published[ITEMS]), published[ITEMS]).to_pylist()
+            rows = all_rows(side, side.relation_of(published[ITEMS]), published[ITEMS]).to_pylist()
         assert near.complete
         waiting = near.gap(ITEMS, state.upto)
         assert waiting is not None
@@ -68,6 +69,6 @@ def test_what_bronze_lacks_is_found_in_the_slot_and_left_there(stand_in: StandIn
         assert state is not None
         with family_side(project, state) as side, side.snapshot([ITEMS]) as shown:
             near = point(bronze, shown, state.upto, lambda after: side.ahead(shown, after))
-            rows = side.rows(side.relation_of(published[ITEMS]), published[ITEMS]).to_pylist()
+            rows = all_rows(side, side.relation_of(published[ITEMS]), published[ITEMS]).to_pylist()
         assert near.gap(ITEMS, state.upto) is None
         assert {(row["id"],): row for row in rows} == tables_at_source(stand_in.database)[ITEMS]

@@ -13,6 +13,7 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import all_rows
 from cdc_lake.connectors.gaussdb import adapter as family_stream
 from cdc_lake.connectors.gaussdb.comparison import family_side
 from cdc_lake.decode.gaussdb import undecodable as kept
@@ -91,7 +92,7 @@ def in_source(project: Project) -> dict[str, tuple[str | None, ...]]:
     assert state is not None
     with family_side(project, state) as side, side.snapshot([NOTES]) as shown:
         (one,) = side.captured_tables()
-        rows = side.rows(side.relation_of(one), one).to_pylist()
+        rows = all_rows(side, side.relation_of(one), one).to_pylist()
         for unlanded in side.ahead(shown, state.upto) or ():
             assert unlanded.tables <= {NOTES}
     return {row["id"]: (row["body"], row["memo"]) for row in rows}

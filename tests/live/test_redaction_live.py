@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import all_rows
 from cdc_lake.connectors.factory import compare_source
 from cdc_lake.connectors.redaction import RedactedComparison, redaction_of
 from cdc_lake.control.snapshots import courses
@@ -231,5 +232,5 @@ def test_no_file_of_a_family_stream_holds_what_is_redacted(stand_in: StandIn, ki
         side = RedactedComparison(opened, redaction_of(project))
         (codes,) = (one for one in side.captured_tables() if one.table.name == "codes")
         with side.snapshot([codes.table]):
-            rows = side.rows(side.relation_of(codes), codes)
+            rows = all_rows(side, side.relation_of(codes), codes)
     assert rows.to_pylist() == [{"code": hashed("14142135"), "at": "1"}]

@@ -16,6 +16,7 @@ from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.comparison.bronze_vs_source import against_source
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.connectors.base import all_rows
 from cdc_lake.connectors.postgres import decoding as postgres_reading
 from cdc_lake.connectors.postgres.comparison import postgres_side
 from cdc_lake.decode.change_batch import ChangeColumns
@@ -74,7 +75,7 @@ def in_source(project: Project) -> dict[str, tuple[str | None, ...]]:
     assert state is not None
     with postgres_side(project, state) as side, side.snapshot([NOTES]):
         (one,) = side.captured_tables()
-        rows = side.rows(side.relation_of(one), one).to_pylist()
+        rows = all_rows(side, side.relation_of(one), one).to_pylist()
     return {row["id"]: (row["body"], row["memo"]) for row in rows}
 
 

@@ -351,12 +351,8 @@ class RelationCache:
             storage=facts.storage,
         )
         relation = self._as_partitions_log(message, relation, now, place)
-        root = now.published_as
-        if root is not None and precedes(root.attached, xid):  # it only has its own name temporarily
-            own_columns = tuple(
-                replace(c, number=root.numbers.get(c.number or 0), missing=None) for c in relation.columns
-            )
-            relation = replace(relation, table=root.table, oid=root.oid, columns=own_columns, storage=None)
+        if now.published_as is not None and precedes(now.published_as.attached, xid):
+            relation = _of_root(relation, now.published_as)
         # a repeated layout keeps its object, and with it the cached hash
         if self._latest_relations.get(message.table) == relation:
             relation = self._latest_relations[message.table]
@@ -434,6 +430,12 @@ class RelationCache:
         names = {c.number: name for name, c in columns.items()}
         key = tuple(names.get(now.columns[name].number, name) for name in now.primary_key if name in now.columns)
         return replace(now, primary_key=key, columns=columns)
+
+
+def _of_root(relation: Relation, root: PublishedAs) -> Relation:
+    """The layout of a partition as one of its root: it is only temporarily published under its own name."""
+    columns = tuple(replace(c, number=root.numbers.get(c.number or 0), missing=None) for c in relation.columns)
+    return replace(relation, table=root.table, oid=root.oid, columns=columns, storage=None)
 
 
 def _facts_of_dropped(now: TableFacts, before: Relation) -> TableFacts:
