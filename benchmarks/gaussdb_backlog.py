@@ -120,7 +120,7 @@ def steps() -> Steps:
         [
             (GaussDbStream, "poll", "read the socket"),
             (GaussDbAssembler, "feed", "assemble transactions"),
-            (columnar, "_groups", "decode: find rows and values"),
+            (columnar, "_walk_chunk", "decode: find rows and values"),
             (columnar, "_tabulate", "decode: columns of them"),
             (columnar, "canonical_rows", "decode: digests' bytes"),
             (hashing_process, "ask", "decode: digests' bytes"),

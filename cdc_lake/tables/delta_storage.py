@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 from uuid import uuid4
@@ -150,8 +151,8 @@ class LocalDeltaStorage:
         self, table: DeltaTable, actions: Sequence[Action], *, apps: Mapping[str, int], note: Note, fenced: bool = True
     ) -> int:
         """Writes one log entry."""
-        mark = str(uuid4())
-        version = delta_log.submit(table, actions, apps=apps, note=note, fenced=fenced, mark=mark, read=self.entry)
+        mark, read = str(uuid4()), partial(delta_log.entry_at, self.folder)
+        version = delta_log.submit(table, actions, apps=apps, note=note, fenced=fenced, mark=mark, read=read)
         return self._stand_at(table, version)
 
     def persist_last_commit(self, table: DeltaTable) -> None:

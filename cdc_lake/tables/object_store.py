@@ -14,8 +14,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cached_property, partial
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -167,29 +167,32 @@ class ObjectStore:
             retry_config={"max_retries": 0},
         )
 
-        def put(key: str) -> bool:
+        def put(key: str) -> bool | None:
+            """Whether the object was accepted; None if no answer came."""
             try:
                 store.put(key, b"proof of the fence", mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return False
             except BaseError as cause:
-                raise OSError(str(cause)) from cause
+                if _is_refused(cause):
+                    raise StoreRefused("the object store refused a request", where=where) from cause
+                return None
             return True
 
-        def delete(key: str) -> None:
-            try:
-                store.delete(key)
-            except BaseError as cause:
-                raise OSError(str(cause)) from cause
+        def race() -> None:
+            key = f"{folder}/{uuid.uuid4().hex}"
+            answers = list(writers.map(put, [key] * _WRITERS))
+            with suppress(FileNotFoundError):  # no writer got through
+                self.filesystem.delete_file(f"{bucket}/{key}")
+            if answers.count(True) > 1:
+                text = "the object store overwrites an object although a conditional PUT forbids it"
+                raise StoreUnfenced(text, where=where)
+            if answers.count(None) > _WRITERS - 2:
+                raise OSError("too few writers got an answer for a race")
 
         with ThreadPoolExecutor(_WRITERS) as writers:
             for _ in range(_ROUNDS):
-                key = f"{folder}/{uuid.uuid4().hex}"
-                accepted = list(writers.map(lambda each: self.persist(lambda: put(each), where), [key] * _WRITERS))
-                self.persist(partial(delete, key), where)
-                if sum(accepted) > 1:
-                    text = "the object store overwrites an object although a conditional PUT forbids it"
-                    raise StoreUnfenced(text, where=where)
+                self.persist(race, where)
         self._is_fenced = True
 
     def read(self, path: str) -> str | None:

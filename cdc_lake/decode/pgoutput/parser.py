@@ -97,7 +97,9 @@ def changes(raw: BufferedTransaction, in_hex: InHex | None = None) -> Iterator[t
     """
     for index, frame in enumerate(raw.frames):
         try:
-            decoded = change_of(frame, raw.layouts[index], raw.truncated.get(index, ()), in_hex)
+            layout = raw.layouts[index]
+            message = parse(frame, None if layout is None else len(layout.columns), lenient=in_hex is not None)
+            decoded = to_changes(message, layout, raw.truncated.get(index, ()), in_hex)
         except DecodeError as error:
             error.where = error.where or f"change {index + 1} of the transaction at {Lsn(raw.bounds.position)}"
             raise
