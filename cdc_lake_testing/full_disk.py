@@ -92,9 +92,9 @@ def _one(folder: Path, fmt: str, budget: int, ballast: Path) -> tuple[int, str]:
     for again in (writer, TableBronze(table_of(folder, fmt))):
         state = again.state() or again.begin_stream("s", _START)
         again.append([transaction(state.upto + 1)])
-    quarantined = TableBronze(table_of(folder, fmt)).state()
-    assert quarantined is not None
-    _check(folder, fmt, quarantined.upto - _START, quarantined.upto - _START)
+    held = TableBronze(table_of(folder, fmt)).state()
+    assert held is not None
+    _check(folder, fmt, held.upto - _START, held.upto - _START)
     return acknowledged, error
 
 

@@ -44,7 +44,7 @@ FILES = 500
 
 @dataclass(frozen=True, slots=True)
 class TableState(FormerFields):
-    """A table in a cut. `version`: of the silver table, None without content; `quarantined_keys`: their number;
+    """A table in a cut. `version`: of the silver table, None without content; `quarantined_keys`: how many;
     `generation`: of its content, as in the version; cuts without it precede the first rebuild. `layout`: the layout of
     its rows, None if not recorded. `copied`: the position of the copy with which its content began, None for the
     initial one. `merged`: the position of its last merge, at `version` or before it, None if not recorded. `error`:
@@ -136,7 +136,8 @@ def table_states(tables: str) -> dict[str, TableState]:
 def _table_state(facts: dict[str, Any]) -> TableState:
     error = facts.pop("error", None)
     facts["state"] = _FORMER.get(facts["state"], facts["state"])
-    facts.setdefault(_KEYS, facts.pop(_FORMER_KEYS, 0))
+    if _FORMER_KEYS in facts:
+        facts[_KEYS] = facts.pop(_FORMER_KEYS)
     return TableState(**facts, error=None if error is None else tuple(error))
 
 

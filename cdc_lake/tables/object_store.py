@@ -175,7 +175,7 @@ class ObjectStore:
                 return False
             except BaseError as cause:
                 if _is_refused(cause):
-                    raise StoreRefused("the object store refused a request", where=where) from cause
+                    raise_failure(cause, where)
                 return None
             return True
 

@@ -75,10 +75,10 @@ def test_a_server_that_is_stopped_at_once_under_load_loses_nothing(tmp_path: Pat
                 least = max(landed(project), default=0) + dice.randint(1, 60)
                 until(lambda least=least: max(landed(project), default=0) > least, "rows land")
                 server.stop("immediate")
-                quarantined = BronzeReader(project.bronze).state()
+                held = BronzeReader(project.bronze).state()
                 server.start()
                 watch.look()
-                rewound += quarantined is not None and confirmed(database, project.slot) < quarantined.confirm
+                rewound += held is not None and confirmed(database, project.slot) < held.confirm
             until(lambda: streams(told) > STOPS, "it streams again")
         done = receiver.result()
         assert done.reconnects >= STOPS

@@ -46,7 +46,7 @@ SAMPLE = ReportData(
         TableState("silver.customers", "public.customers", "delta", "live", 48_210, "0/5F3A9C8", NOW),
         TableState("silver.notes", "public.notes", "delta", "live", 9_004, "0/5F3A9C8", NOW),
         TableState(
-            "silver.orders", "public.orders", "delta", "held", 1_204_377, "0/5F3A9C8", NOW, 4, "3 keys wait for a correction"
+            "silver.orders", "public.orders", "delta", "quarantined", 1_204_377, "0/5F3A9C8", NOW, 4, "3 keys wait for a correction"
         ),
         TableState("silver.payments", "public.payments", "iceberg", "live", 998_120, "0/5F3A9C8", NOW),
         TableState("silver.prices", "public.prices", "iceberg", "catching-up", 310, "0/5F1B220", NOW),

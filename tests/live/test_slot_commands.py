@@ -242,12 +242,12 @@ def test_each_reason_to_refuse_a_slot_is_its_own_error(database: Database, proje
     with database.connect() as conn:
         facts = slot.find_slot(conn, project.slot)
     assert facts is not None
-    quarantined = bronze_reader(project).state()
-    assert quarantined is not None
+    held = bronze_reader(project).state()
+    assert held is not None
     fields = {name: getattr(facts, name) for name in facts.__slots__}
 
     def check(**changed: object) -> None:
-        slot.check_slot(slot.SlotFacts(**{**fields, **changed}), project.slot, database.name, quarantined.confirm)
+        slot.check_slot(slot.SlotFacts(**{**fields, **changed}), project.slot, database.name, held.confirm)
 
     check()
     for error, changed in (

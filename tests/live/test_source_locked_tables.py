@@ -38,10 +38,10 @@ def test_a_start_behind_a_prepared_alter_table_names_the_table_the_transaction_a
     once(project)
     write(streaming, "INSERT INTO b VALUES (1, 1, 'before')")
     prepared(streaming, "it's", "ALTER TABLE a ADD COLUMN word text", "INSERT INTO a VALUES (1, 1, 'new', 'w')")
-    with pytest.raises(TableLocked, match=r"public\.a is locked by prepared transaction `it's`") as quarantined:
+    with pytest.raises(TableLocked, match=r"public\.a is locked by prepared transaction `it's`") as held:
         once(project)
-    assert quarantined.value.code == "SRC232"
-    assert "COMMIT PREPARED 'it''s' or ROLLBACK PREPARED 'it''s'" in quarantined.value.remedy
+    assert held.value.code == "SRC232"
+    assert "COMMIT PREPARED 'it''s' or ROLLBACK PREPARED 'it''s'" in held.value.remedy
     assert parked(project) == []
     [line] = [line for line in check(project) if line.code == "SRC232"]
     assert "`it's`" in line.text
@@ -70,11 +70,9 @@ def test_a_process_that_holds_a_table_is_named(streaming: Database, tmp_path: Pa
     with streaming.connect(autocommit=False) as other:
         other.execute("SET application_name = 'migration'; LOCK TABLE b IN ACCESS EXCLUSIVE MODE")
         pid = other.info.backend_pid
-        with pytest.raises(
-            TableLocked, match=rf"public\.b is locked by server process {pid} \(migration"
-        ) as quarantined:
+        with pytest.raises(TableLocked, match=rf"public\.b is locked by server process {pid} \(migration") as held:
             once(project)
-        assert f"pg_terminate_backend({pid})" in quarantined.value.remedy
+        assert f"pg_terminate_backend({pid})" in held.value.remedy
     once(project)
     assert_whole(project, streaming)
 
@@ -88,11 +86,9 @@ def test_of_tables_that_are_held_those_of_the_pipeline_are_named(streaming: Data
     once(project)
     with streaming.connect(autocommit=False) as other:
         other.execute("LOCK TABLE a, b, one_part IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(
-            TableLocked, match=r"public\.b is locked by .*; public\.one_part is locked by"
-        ) as quarantined:
+        with pytest.raises(TableLocked, match=r"public\.b is locked by .*; public\.one_part is locked by") as held:
             once(project)
-    assert "public.a " not in quarantined.value.message
+    assert "public.a " not in held.value.message
     with connect(project.postgres, project.root) as session, streaming.connect(autocommit=False) as other:
         other.execute("LOCK TABLE a IN ACCESS EXCLUSIVE MODE")
         found = holders(session, chooses(project.postgres.tables))

@@ -40,7 +40,7 @@ STATUS = Status(
     slot=SlotStatus("shop", "active", "read by process 4711", 43 << 20, "0/5F3A000"),
     tables=(
         TableStatus("public.customers", "silver.customers", "delta", "live", "everything received is applied", AT, 412, 0, AT, before(14)),
-        TableStatus("public.orders", "silver.orders", "delta", "held", "4 changes wait in quarantine", AT, 1377, 4, AT, before(14)),
+        TableStatus("public.orders", "silver.orders", "delta", "quarantined", "4 changes wait in quarantine", AT, 1377, 4, AT, before(14)),
         TableStatus("public.order_lines_of_a_long_name", "silver.order_lines_of_a_long_name", "iceberg", "catching-up", "1204 transactions to apply", "0/5F1B220", 88, 0),
         TableStatus("public.payments", "silver.payments", "iceberg", "live", "everything received is applied", AT, 902, 0),
         TableStatus("public.prices", "silver.prices", "delta", "failed", "it could not continue at its last span; the next run reports why and tries again", "0/5E00000", 17, 0),

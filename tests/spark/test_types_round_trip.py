@@ -87,8 +87,8 @@ def test_every_type_reads_back_as_the_server_printed_it_or_is_held(database, spa
                 for t, f, e in zip(texts, found, fits, strict=True)
                 if f is not e
             ]
-            quarantined = [t if f else None for t, f in zip(texts, fits, strict=True)]
-            source = from_source(pa.array(quarantined, pa.string()), values.type).to_pylist()
+            held = [t if f else None for t, f in zip(texts, fits, strict=True)]
+            source = from_source(pa.array(held, pa.string()), values.type).to_pylist()
             silver = from_silver(values).to_pylist()[: len(fits)]
             wrong += [
                 f"{target.format} {column.type_name}: {a!r:.60} is {b!r:.60} in silver"

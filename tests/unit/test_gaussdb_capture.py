@@ -86,10 +86,10 @@ class Writer:
 
     def transactions(self, count: int, pause: float = 0.0) -> None:
         for _ in range(count):
-            quarantined = self.ledger.allot_csn() if self._random.random() < 0.2 else None
+            held = self.ledger.allot_csn() if self._random.random() < 0.2 else None
             self.ledger.commit([self.change() for _ in range(self._random.randrange(1, 6))])
-            if quarantined is not None:  # of another database, so no row of ours: such inversions are real ones
-                self.ledger.commit([], csn=quarantined, database="elsewhere")
+            if held is not None:  # of another database, so no row of ours: such inversions are real ones
+                self.ledger.commit([], csn=held, database="elsewhere")
             time.sleep(pause)
 
 

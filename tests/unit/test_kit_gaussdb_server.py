@@ -288,10 +288,10 @@ def test_the_familys_mistakes_reach_the_client_as_its_errors(server: GaussServer
         session(server, replication=True).query('CREATE_REPLICATION_SLOT "Up" LOGICAL mppdb_decoding')
     with pytest.raises(StandbyNeeded):
         stream(server, "s", PARALLEL | {"standby-connection": "on"})
-    quarantined = stream(server, "s")
+    held = stream(server, "s")
     with pytest.raises(SlotActive):
         stream(server, "s")
-    quarantined.close()
+    held.close()
     state.wal_start = 0x5000000
     state.create_slot("lost", "mppdb_decoding", "postgres", POINT)
     with pytest.raises(SlotInvalidated):

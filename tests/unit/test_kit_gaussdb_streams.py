@@ -58,9 +58,7 @@ def quoted(options: dict[str, str]) -> str:
 
 def free(server: GaussServer, slot: str = "s") -> None:
     """Until the server has noticed that the stream before has gone."""
-    wait_until(
-        lambda: slot not in [quarantined.name for quarantined, pid in server.state.slots.all() if pid is not None]
-    )
+    wait_until(lambda: slot not in [held.name for held, pid in server.state.slots.all() if pid is not None])
 
 
 def open_raw(server: GaussServer, options: dict[str, str] = PARALLEL, slot: str = "s") -> Raw:

@@ -34,11 +34,11 @@ class Trying:
             self.now += pauses[-1]
         return pauses
 
-    def drop(self, *, quarantined: int = 0, after: float = 0.0) -> float:
+    def drop(self, *, held: int = 0, after: float = 0.0) -> float:
         """A stream is opened where bronze holds 0, and breaks off `after` so many seconds; the pause behind it."""
         self.attempts.record_open(0)
         self.now += after
-        self.attempts.record_end(quarantined)
+        self.attempts.record_end(held)
         return self.attempts.after_source(ServerUnreachable("it broke off"))
 
     def succeed(self) -> None:
@@ -91,7 +91,7 @@ def test_a_source_that_drops_each_stream_at_once_is_tried_more_and_more_seldom(t
 def test_a_stream_of_which_something_landed_or_that_stood_long_was_there(trying: Trying) -> None:
     for _ in range(3):
         trying.drop()
-    assert trying.drop(quarantined=1) <= SOURCE_PAUSES[1]
+    assert trying.drop(held=1) <= SOURCE_PAUSES[1]
     assert trying.drop() <= SOURCE_PAUSES[1] < trying.drop()
     assert trying.drop(after=STEADY) <= SOURCE_PAUSES[1]
     told = len(trying.told)

@@ -74,7 +74,7 @@ def broken_by(
     return broken.value
 
 
-def quarantined(socket_name: str) -> int:
+def held(socket_name: str) -> int:
     """How many descriptors of this process are of one socket."""
     return sum(str(one.readlink()) == socket_name for one in Path("/proc/self/fd").iterdir() if one.is_symlink())
 
@@ -134,9 +134,9 @@ def test_a_connection_that_is_forgotten_goes_on_and_nothing_of_it_is_kept(
 
     with connect(hanging.target(), on_open=add) as session:
         (name,) = names
-        assert quarantined(name) == 2, "its own, and the copy"
+        assert held(name) == 2, "its own, and the copy"
         ending.forget()
-        assert quarantined(name) == 1
+        assert held(name) == 1
         ending.end()
         assert session.query("SELECT pg_is_in_recovery()", doing="asking").rows
 

@@ -48,7 +48,11 @@ ODD = UndecodedTransaction(1, "0/5F", None, 7, ("public.t",), 1, 10, "DEC310", "
         (replace(LIVE, stream=None, reachable=False), ["attention", "unknown"], "The source cannot be reached"),
         (replace(LIVE, reachable=False, unreachable_because="away"), ["attention"], "The source cannot be reached"),
         (replace(LIVE, receiver_waits=WAITS), ["attention"], "The receiver waits"),
-        (replace(LIVE, tables=(replace(ONE, state="held", quarantined=2),)), ["attention"], "2 changes held by rules"),
+        (
+            replace(LIVE, tables=(replace(ONE, state="quarantined", quarantined=2),)),
+            ["attention"],
+            "2 changes held by rules",
+        ),
         (replace(LIVE, tables=(replace(ONE, state="paused"),)), ["attention"], "1 table paused"),
         (replace(LIVE, tables=(replace(ONE, different_at=NOW),)), ["bad"], "Silver differs from the source"),
         (replace(LIVE, undecodable=(ODD,)), ["bad"], "Silver stops before 0/5F"),
@@ -159,7 +163,7 @@ def test_the_function_and_the_command_write_the_same_page(told: Told, tmp_path: 
     ("found", "troubles"),
     [
         (LIVE, []),
-        (replace(LIVE, tables=(replace(ONE, state="paused"), replace(ONE, state="held", quarantined=2))), []),
+        (replace(LIVE, tables=(replace(ONE, state="paused"), replace(ONE, state="quarantined", quarantined=2))), []),
         (replace(LIVE, stream=None, slot=SlotStatus("shop", "missing", "it is created by the first run")), []),
         (replace(LIVE, reachable=False, unreachable_because="away"), ["the source is not reachable: away"]),
         (replace(LIVE, slot=SlotStatus("shop", "lost", "WAL is gone")), ["slot `shop` is lost: WAL is gone"]),

@@ -139,8 +139,8 @@ def test_only_what_is_of_use_is_remembered() -> None:
 
 
 def test_a_transaction_that_is_open_for_long_is_told_from_a_bronze_that_is_behind() -> None:
-    quarantined = WalSample(0, 2000 * MIB, 1999 * MIB, 90 * MIB)
-    assert "a long-running transaction" in judge(BUDGET, [quarantined]).reason
+    held = WalSample(0, 2000 * MIB, 1999 * MIB, 90 * MIB)
+    assert "a long-running transaction" in judge(BUDGET, [held]).reason
     assert "behind" in judge(BUDGET, [look(0, 120)]).reason
 
 

@@ -241,11 +241,11 @@ def _as_landed(reader: BronzeReader, epoch: int, stretch: CaptureInterval) -> Ca
 
 def _check_captured(state: StreamCheckpoint, table: TableName, last: CaptureInterval, begins: int, upto: int) -> None:
     if not begins <= upto <= state.upto:
-        quarantine = (
+        captured = (
             f"from {format_stream_position(state.stream, begins)} to {format_stream_position(state.stream, state.upto)}"
         )
         raise PositionUnavailable(
-            f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {quarantine}"
+            f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {captured}"
         )
     if last.left is not None and last.left < upto:
         left = (

@@ -31,11 +31,11 @@ def prove(version: str, name: str) -> None:
     told = withheld(recorded)
     tables = final(version, recorded.database)
     assert {w.table for w in told} <= {table.name for table in tables}
-    quarantined = state.tables()
+    held = state.tables()
     for table, (columns, rows) in tables.items():
         missing = sum((w.missing_of(rows) for w in told if w.table == table.name), Counter())
         extra = Counter(row for w in told if w.table == table.name for row in w.extra)
-        got, wanted = rounded(table, columns, bag(quarantined.get(table, []), columns)), rounded(table, columns, rows)
+        got, wanted = rounded(table, columns, bag(held.get(table, []), columns)), rounded(table, columns, rows)
         missing = rounded(table, columns, missing)
         assert (got - wanted, wanted - got) == (extra, missing), f"{table}: beyond what is named"
     if version != "3.0.0" and recorded.parallel and "originid" not in name and name.startswith("og_a"):
