@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from http.client import HTTPConnection
-from typing import Self
+from io import BytesIO
+from threading import Lock
+from typing import TYPE_CHECKING, Self
 
 from pydantic import SecretStr
 
 from cdc_lake.config.model import Storage
 
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
 _SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=kit/20260101/us-east-1/s3/aws4_request"}
 """What moto needs to tell a request of S3 from others; it checks no signature."""
+
+
+class _AtomicPut:
+    """Answers conditional PUTs one after another: moto checks the condition first and writes later, so that two
+    requests at a time may both succeed. The body is read before, so that a slow client holds up no one.
+    """
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self._app = app
+        self._lock = Lock()
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "PUT" or "HTTP_IF_NONE_MATCH" not in environ:
+            return self._app(environ, start_response)
+        environ["wsgi.input"] = BytesIO(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+        with self._lock:
+            return self._app(environ, start_response)
 
 
 class LocalStore:
@@ -23,6 +46,9 @@ class LocalStore:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
+        server = self._server._server  # noqa: SLF001 - moto offers no other way to it
+        assert server is not None
+        server.app = _AtomicPut(server.app)
         self.host, self.port = self._server.get_host_and_port()
 
     @property
