@@ -150,7 +150,7 @@ class FailoverOrdering:
     @property
     def waiting(self) -> int:
         """Number of transactions that arrived and are not closed yet."""
-        return self._order.waiting + len(self._buffer)
+        return self._order.waiting + sum(transaction.bounds.position > self._upto for transaction in self._buffer)
 
     def add(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
         """Take a committed transaction, repeated ones first. Raises BronzeAhead, HistoryDiffers as well."""
@@ -160,14 +160,15 @@ class FailoverOrdering:
         if self._rejoin.is_beyond(bounds):
             self._rejoin.finish()
             return [*self._release_buffer(), *self._order.add(transaction)]
-        if bounds.position > self._upto:  # in CSN order new transactions may precede the last repeated one
+        is_repeated = bounds.position <= self._upto
+        if is_repeated:
+            self._rejoin.compare(bounds, transaction.count)
+        # In CSN order new transactions may precede the last repeated one. A repeated one that follows them is passed on
+        # after them: it would move the position that is acknowledged beyond what is not in bronze.
+        if self._buffer or not is_repeated:
             self._buffer.append(transaction)
-            return ()
-        before = self._order.repeats
-        self._order.add(transaction)  # it knows the recorded gaps
-        self._repeats += self._order.repeats == before
-        self._rejoin.compare(bounds, transaction.count)
-        release_transaction(transaction)
+        else:
+            self._pass_on(transaction)  # bronze has it: nothing is closed, but the ordering knows the recorded gaps
         return ()
 
     def expire_gaps(self, opened: Collection[int] = ()) -> Sequence[OrderedTransaction]:
@@ -177,7 +178,16 @@ class FailoverOrdering:
     def _release_buffer(self) -> list[OrderedTransaction]:
         """What was buffered until the server had repeated everything, which a keepalive may also show."""
         transactions, self._buffer = self._buffer, []
-        return [closed for transaction in transactions for closed in self._order.add(transaction)]
+        return [closed for transaction in transactions for closed in self._pass_on(transaction)]
+
+    def _pass_on(self, transaction: ReceivedTransaction) -> Sequence[OrderedTransaction]:
+        if transaction.bounds.position > self._upto:
+            return self._order.add(transaction)
+        before = self._order.repeats
+        closed = self._order.add(transaction)
+        self._repeats += self._order.repeats == before
+        release_transaction(transaction)
+        return closed
 
 
 class FailoverFrames:
