@@ -56,7 +56,7 @@ def _run(app: typer.Typer, arguments: list[str], name: str) -> int:
         return error.exit_status
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001  # the last place: what comes here is a bug, said as one
+    except Exception as error:  # noqa: BLE001  # an error that arrives here is a bug, and is reported as one
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # an invalid command line
             return _usage(error)
         CommandOutput(current_options(), name).bug(error)

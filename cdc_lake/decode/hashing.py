@@ -19,7 +19,7 @@ bytes). Undecodable bytes have a separate form::
 
     digest(change)      = BLAKE2b-256(0x00 change)
     content             = root of a tree of fan-out 1024 over the digests, node = BLAKE2b-256(0x01 children);
-                          of no change at all: BLAKE2b-256(0x01)
+                          without changes: BLAKE2b-256(0x01)
     hash(transaction)   = BLAKE2b-256(0x02 previous position(8, big-endian) content)
 
 A row that is erased later keeps its digest, so the chain still verifies.

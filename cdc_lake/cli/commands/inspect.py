@@ -253,7 +253,7 @@ def _change(change: ChangeView) -> str:
 
 
 def chain_text(verdict: ChainVerdict) -> str:
-    """Whether the chain is intact, and where it is not."""
+    """Whether the chain is intact, otherwise the first place where it is broken."""
     totals = f"{pluralize(verdict.transactions, 'transaction')}, {pluralize(verdict.changes, 'change')}"
     if verdict.empty:
         totals += f", {verdict.empty:,} without rows"
