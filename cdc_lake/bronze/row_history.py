@@ -200,7 +200,7 @@ def named_old(layout: Relation, values: Sequence[str | None] | None, kind: str |
 
 Row: TypeAlias = dict[str, str | None]
 
-_COLUMNS = ["relation", "epoch", "position", "ordinal", "op", "layout", "new", "old", "unchanged"]
+_COLUMNS = ["relation", "epoch", "position", "ordinal", "op", "layout", "new", "old", "old_kind", "unchanged"]
 
 
 def replay_rows(
@@ -230,6 +230,7 @@ def replay_rows(
 
 def _change(rows: RowsByKey[Row], row: Mapping[str, Any], names: Sequence[str], keys: Sequence[str]) -> None:
     new, old = values_by_name(names, row["new"]), values_by_name(names, row["old"])
+    whole = old if row["old_kind"] == "full" else None  # a key does not tell rows apart that have it in turn
     match row["op"]:
         case "T":
             rows.clear()
@@ -237,14 +238,14 @@ def _change(rows: RowsByKey[Row], row: Mapping[str, Any], names: Sequence[str], 
             rows.move(None, _key(new, keys), new)
         case "U" if new is not None:
             left = _key(old or new, keys)
-            before = _existing_row(rows, left, row, old)
+            before = _existing_row(rows, left, row, whole)
             for index in row["unchanged"] or ():
                 new[names[index]] = before.get(names[index])
-            rows.move(left, _key(new, keys), new, old)
+            rows.move(left, _key(new, keys), new, whole)
         case "D" if old is not None:
             left = _key(old, keys)
-            _existing_row(rows, left, row, old)
-            rows.move(left, None, None, old)
+            _existing_row(rows, left, row, whole)
+            rows.move(left, None, None, whole)
         case _:
             raise BronzeDamaged(f"a change of {row['relation']} at position {row['position']} does not identify a row")
 

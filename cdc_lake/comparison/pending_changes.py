@@ -48,6 +48,8 @@ class PendingChange:
     old: Row | None
     unchanged: frozenset[str]
     keys_resent: tuple[bool, bool] = (False, False)
+    has_whole_old: bool = True
+    """Whether `old` is the whole row, and not only its key."""
 
     def keys(self, names: Sequence[str]) -> tuple[Key | None, Key | None]:
         """The key it leaves and its new key, None without one, or if it became known since."""
@@ -75,7 +77,8 @@ def quarantined_changes(
         if new is not None:
             new = {**{name: form(name, text) for name, text in later.items()}, **new}
         keys_resent = (bool(row.get("from_key_told")), bool(row.get("key_told")))
-        result.append(PendingChange(_place(row), row["op"], new, old, unchanged, keys_resent))
+        whole = row["old_kind"] == "full"
+        result.append(PendingChange(_place(row), row["op"], new, old, unchanged, keys_resent, has_whole_old=whole))
     return result
 
 
@@ -135,7 +138,8 @@ def fold_changes(
                 for key in own:
                     rows.put(key, () if gives is None else (_apply_change(change, None, columns),))
                 continue
-            old = None if change.old is None else {name: change.old.get(name) for name in columns}
+            whole = change.old if change.has_whole_old else None
+            old = None if whole is None else {name: whole.get(name) for name in columns}
             before = None if leaves is None else rows.row_of(leaves, old)
             if leaves is not None and before is None and not partial:
                 odd |= own

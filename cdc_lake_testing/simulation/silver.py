@@ -234,6 +234,7 @@ class Silver:
         base, rule = table.marker, self.rule
         if base.version is not None and self.world.chance("put together beside", 0.1):
             table.versions.append((replace(base, version=base.version + 1), table.versions[-1][1]))
+            table.before = None  # what is about to be taken is the newest version
         touched = [one.bounds.position for one in self._within(task.span) if one.bounds.position == rule]
         layout = SimpleNamespace(layout=seen.runs[0].layout)
         return SimpleNamespace(

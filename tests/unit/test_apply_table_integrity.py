@@ -25,6 +25,7 @@ from cdc_lake.runtime.apply.table_integrity import (
     first_merge_was_lost,
     missing_quarantine_rows,
     reconcile,
+    was_merged_again,
 )
 from cdc_lake.runtime.restart import check_pasts
 from cdc_lake.tables.control_schema import schema_of
@@ -90,6 +91,22 @@ def test_a_table_without_a_marker_is_empty_again_where_another_commit_is_in_the_
     assert error is not None
     assert "empty again" in error.message
     assert first_merge_was_lost(project, target, STREAM, replace(listed, version=taken), Marker(30, taken)) is None
+
+
+def test_a_cut_older_than_the_repetition_of_a_lost_merge_names_the_version_that_has_its_rows(tmp_path: Path) -> None:
+    """The newer cuts were lost: by the cut the table is where it says, at a version that another program took."""
+    project, target = make(tmp_path, "delta")
+    write(project, target, app_id(STREAM, target, 1), 30, None)
+    taken = write(project, target, None)  # in the place of our merge of 40
+    again = write(project, target, app_id(STREAM, target, 1), 45, None)
+    listed = replace(LISTED, version=taken, position=45, merged=40)
+    assert was_merged_again(project, target, STREAM, listed, Marker(45, again))
+    assert not was_merged_again(project, target, STREAM, listed, Marker(30, again)), "it is lost"
+    assert not was_merged_again(project, target, STREAM, listed, Marker(50, again)), "nobody recorded that"
+    assert not was_merged_again(project, target, STREAM, listed, Marker(45, taken))
+    assert not was_merged_again(
+        project, target, STREAM, replace(listed, version=again, merged=45), Marker(45, again + 1)
+    )
 
 
 HELD = TableState("silver.orders", "delta", 7, 40, ACTIVE, quarantined_keys=2)

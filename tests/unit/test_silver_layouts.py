@@ -146,8 +146,9 @@ def test_two_columns_that_a_server_announces_by_one_name_are_told_apart(
 
 def test_held_changes_of_an_older_layout_are_told_by_the_names_of_now() -> None:
     now = replace(WIDE, columns=(ID, replace(A, name="aa"), WIDE.columns[2]))
-    quarantined = {"epoch": 1, "position": 5, "ordinal": 1, "op": "U", "layout": 1, "unchanged": [1], "old": None}
-    (change,) = quarantined_changes([quarantined | {"new": ["1", None]}], {1: NARROW}, now, lambda _, text: text)
+    quarantined = {"epoch": 1, "position": 5, "ordinal": 1, "op": "U", "layout": 1, "unchanged": [1]}
+    quarantined |= {"new": ["1", None], "old": None, "old_kind": None}
+    (change,) = quarantined_changes([quarantined], {1: NARROW}, now, lambda _, text: text)
     assert change.new == {"id": "1", "aa": None, "b": "5"}
     assert change.unchanged == {"aa"}
 

@@ -123,6 +123,16 @@ def merge_may_be_lost(project: Project, target: Target, stream: str, recorded: T
     return is_version_replaced(project, target, stream, recorded.version, recorded.merged)
 
 
+def was_merged_again(project: Project, target: Target, stream: str, recorded: TableState, committed: Marker) -> bool:
+    """Whether another writer replaced the commit of our last merge, which was repeated since: cuts were lost, and the
+    last one is older than that.
+    """
+    if committed.version == recorded.version or committed.position is None or recorded.merged is None:
+        return False
+    reached = recorded.merged <= committed.position <= recorded.position
+    return reached and merge_may_be_lost(project, target, stream, recorded)
+
+
 def first_merge_was_lost(
     project: Project, target: Target, stream: str, recorded: TableState, committed: Marker
 ) -> SilverRestored | None:

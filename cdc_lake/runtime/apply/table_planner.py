@@ -49,6 +49,7 @@ from cdc_lake.runtime.apply.table_integrity import (
     merge_may_be_lost,
     missing_quarantine_rows,
     reconcile,
+    was_merged_again,
 )
 from cdc_lake.runtime.apply.table_span import MergePlan, prepare
 from cdc_lake.runtime.apply.transaction_groups import GroupSteps
@@ -271,12 +272,14 @@ class TablePlanner:
     def _audit(
         self, stream: str, target: Target, recorded: TableState, committed: Marker
     ) -> tuple[TableState, CdcLakeError | None]:
-        """What a table has to wait for because of its commits, None if nothing; and its state, with the version of a
-        tolerated foreign commit.
+        """What a table has to wait for because of its commits, None if nothing; and its state, with the version that
+        has its rows: that of a tolerated foreign commit, or of a merge that was repeated.
         """
         error = find_violation(self._project, target, stream, recorded, committed)
         if error is not None and committed.version is not None:
             error = self._ownership.refusal(target) or error
+        if error is None and was_merged_again(self._project, target, stream, recorded, committed):
+            return replace(recorded, version=committed.version), None
         if error is None or not is_tolerated(self._project, error):
             return recorded, error
         self._report(ProgressEvent("warning", error.message, facts={"code": error.code}))
