@@ -230,7 +230,7 @@ def replay_rows(
 
 def _change(rows: RowsByKey[Row], row: Mapping[str, Any], names: Sequence[str], keys: Sequence[str]) -> None:
     new, old = values_by_name(names, row["new"]), values_by_name(names, row["old"])
-    whole = old if row["old_kind"] == "full" else None  # a key does not tell rows apart that have it in turn
+    whole = old if row["old_kind"] == "full" else None
     match row["op"]:
         case "T":
             rows.clear()

@@ -129,7 +129,9 @@ class RowsByKey(Generic[Row]):
         return tuple(self._rows.get(key, ()))
 
     def row_of(self, key: Key, old: Row | None = None) -> Row | None:
-        """The row of a change that leaves `key` with the old tuple `old`, None if the key has no row."""
+        """The row of a change that leaves `key`, None if the key has no row. `old`: the whole old tuple, by which rows
+        that share the key are told apart; None if only its key was sent.
+        """
         rows = self._rows.get(key)
         return rows[_place(rows, old)] if rows else None
 
@@ -139,7 +141,7 @@ class RowsByKey(Generic[Row]):
         return rows[-1] if rows else None
 
     def move(self, leaves: Key | None, gives: Key | None, row: Row | None, old: Row | None = None) -> None:
-        """Move the row at `leaves` identified by `old` to `gives` as `row`; None: from nowhere, or removed."""
+        """Move the row at `leaves`, chosen as by `row_of`, to `gives` as `row`; None: from nowhere, or removed."""
         rows = self._rows.get(leaves) if leaves is not None else None
         place = _place(rows, old) if rows else 0
         if rows and leaves == gives and row is not None:
