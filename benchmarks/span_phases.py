@@ -14,7 +14,9 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.runtime.apply import merge, span_planning, table_planner, table_schema, table_span
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_silver import DeltaSilver
+from cdc_lake.tables.delta_table_log import DeltaTableLog
 from cdc_lake.tables.iceberg_silver import IcebergSilver
+from cdc_lake.tables.iceberg_table_log import IcebergTableLog
 
 
 class Phases:
@@ -66,7 +68,8 @@ class Phases:
     def measured(self) -> Iterator[None]:
         """Measure inside."""
         places: list[tuple[Any, str, str]] = [
-            (table_planner, "read_marker", "read markers"),
+            (DeltaTableLog, "marker", "read markers"),
+            (IcebergTableLog, "marker", "read markers"),
             (table_planner, "record", "holds"),
             (table_planner, "outline", "outline"),
             (span_planning, "outline", "outline"),

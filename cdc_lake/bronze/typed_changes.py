@@ -28,7 +28,7 @@ from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Column, Relation, TableName
 from cdc_lake.tables.canonical_values import arrow_type, read_texts
 from cdc_lake.tables.casts import cast_sql, fits_sql
-from cdc_lake.tables.silver_reader import temp_view
+from cdc_lake.tables.spark_session import temp_view
 from cdc_lake.tables.types import column_type, literal, names_for, quote_identifier
 
 if TYPE_CHECKING:

@@ -41,11 +41,11 @@ from cdc_lake.source.base import PublishedTable
 from cdc_lake.source.row_hash_sql import is_numbered
 from cdc_lake.tables.canonical_values import companion_decimals, from_silver, from_source, with_zero
 from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.row_hash import BUCKETS, HashStrategy, RowForm
-from cdc_lake.tables.silver_table import Marker, read_marker
+from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.spark_session import derive, start
 from cdc_lake.tables.types import is_numeric, typed_columns
-from cdc_lake.tables.version_retention import is_readable
 
 Key: TypeAlias = tuple[str | None, ...]
 
@@ -275,7 +275,7 @@ def pin_at(project: Project, cut: WrittenCut, tables: Iterable[PublishedTable]) 
     result = []
     for published in tables:
         table, target = cut.tables.get(str(published.table)), project.target(published.table)
-        if table is None or table.version is None or not is_readable(project, target, table.version):
+        if table is None or table.version is None or not table_log(project, target).is_readable(table.version):
             result.append(ComparedTable(published, target, Marker(None, None), -1, readable=False))
         else:
             result.append(
@@ -290,7 +290,7 @@ def _pin_table(
     project: Project, cut: Cut | None, state: StreamCheckpoint, published: PublishedTable, paused_at: datetime | None
 ) -> ComparedTable:
     target = project.target(published.table)
-    marker = read_marker(project, target, state.stream)  # after the cut, so it is at least as new
+    marker = table_log(project, target).marker(state.stream)  # after the cut, so it is at least as new
     listed = None if cut is None else cut.tables.get(str(published.table))
     reached = [-1] if marker.position is None else [marker.position]
     if listed is not None and listed.state == ACTIVE and listed.generation == marker.generation:

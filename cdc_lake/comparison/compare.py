@@ -78,8 +78,8 @@ from cdc_lake.source.base import (
     takes_table_copies,
 )
 from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.row_hash import BUCKETS
-from cdc_lake.tables.silver_reader import silver_blocks, silver_exists, silver_rows
 
 SHARED = "name columns in `keys` of the table that identify its rows, then `cdc-lake rebuild TABLE`"
 
@@ -146,9 +146,9 @@ def _compare_sides(job: CompareTask, unapplied: Sequence[SnapshotTransaction]) -
     pinned = job.pinned
     if not pinned.readable:
         return Gap("the cut does not contain it, or its version no longer exists", "`cdc-lake cuts list`")
-    if not silver_exists(job.project, pinned.target):
+    if not table_log(job.project, pinned.target).exists():
         return _without_silver(job)
-    schema, _ = silver_blocks(job.project, pinned.target, pinned.marker.version)
+    schema, _ = table_log(job.project, pinned.target).read_blocks(pinned.marker.version)
     layout = layout_of(job, schema)
     if isinstance(layout, Gap):
         return layout
@@ -207,7 +207,7 @@ def _among(job: CompareTask) -> Any:
     if job.asked.sample is None:
         return None
     pinned = job.pinned
-    return job.asked.sample.buckets(silver_rows(job.project, pinned.target, pinned.marker.version))
+    return job.asked.sample.buckets(table_log(job.project, pinned.target).count_rows(pinned.marker.version))
 
 
 def _match_rows(

@@ -28,8 +28,8 @@ from cdc_lake.source.base import format_stream_position
 from cdc_lake.source.row_hash_sql import HashSql, hash_sql
 from cdc_lake.tables.canonical_values import from_source, readable
 from cdc_lake.tables.control_schema import SnapshotRow
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.row_hash import BUCKETS, BucketSums, HashStrategy, bucket_of
-from cdc_lake.tables.silver_reader import silver_blocks
 
 _NAMED = BUCKETS // 4
 """Maximum number of buckets that a statement names; for more, all rows are read and filtered."""
@@ -121,7 +121,7 @@ class SilverRowSet:
 
     def _read_blocks(self, buckets: Any) -> Iterator[SilverRows]:
         pinned = self._job.pinned
-        _, blocks = silver_blocks(self._job.project, pinned.target, pinned.marker.version)
+        _, blocks = table_log(self._job.project, pinned.target).read_blocks(pinned.marker.version)
         for block in blocks:
             rows = self._layout.silver(block, buckets)
             self.astray |= rows.astray

@@ -115,6 +115,9 @@ class ObjectAddress:
         """The path in Arrow's file system."""
         return f"{self.bucket}/{self.key}"
 
+    def __truediv__(self, name: str) -> ObjectAddress:
+        return ObjectAddress(self.bucket, f"{self.key}/{name}")
+
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.key}"
 
@@ -219,7 +222,8 @@ class Iceberg(Section):
     type: Literal["sql", "rest"] = "sql"
     """`sql`: a SQLite file or a PostgreSQL database (`postgresql+psycopg://…`); `rest`: a REST catalog server."""
     uri: Annotated[Text | None, Field(repr=False)] = None
-    """Address of the catalog; SQLite in `<lake.path>/catalog.db` by default. A password in it is never shown."""
+    """Address of the catalog; SQLite in `<lake.path>/catalog.db` by default, if that is local. A password in it is never
+    shown."""
     warehouse: Text | None = None
     """Directory or address of the tables, `<lake.path>/warehouse` by default; for a REST catalog, the name of the
     warehouse."""
@@ -232,9 +236,11 @@ class Lake(Section):
     """Where the tables are stored."""
 
     path: Text = "lake"
-    """Root directory of bronze, silver, control tables and checkpoints, relative to the project."""
+    """Root of bronze, silver and control tables: a directory, relative to the project, or `s3://bucket/folder`."""
+    work: Text = "work"
+    """Local directory of logs, reports and temporary files if `path` is in an object store, relative to the project."""
     control: Text | None = None
-    """Prefix in an object store for the control tables, `s3://bucket/folder`; by default a directory in `path`."""
+    """Prefix in an object store for the control tables, `s3://bucket/folder`; by default `control` in `path`."""
     iceberg: Iceberg = Iceberg()
     """Catalog for tables of `format: iceberg`."""
     storage: Storage | None = None

@@ -138,8 +138,15 @@ class Project:
 
     @property
     def lake(self) -> Path:
-        """Root folder of all tables."""
-        return self.root / self.pipeline.lake.path
+        """Root folder of all tables that are on this machine, and of files that never leave it."""
+        lake = self.pipeline.lake
+        return self.root / (lake.path if self.lake_address is None else lake.work)
+
+    @property
+    def lake_address(self) -> ObjectAddress | None:
+        """Prefix of all tables, if they are in an object store."""
+        path = self.pipeline.lake.path
+        return ObjectAddress.parse(path.rstrip("/")) if "://" in path else None
 
     @property
     def bronze(self) -> Path:
@@ -151,7 +158,9 @@ class Project:
     def bronze_address(self) -> ObjectAddress | None:
         """Address of the bronze table, if it is a Delta table in an object store."""
         path = self.pipeline.bronze.path
-        return ObjectAddress.parse(path) if path and "://" in path else None
+        if path is None:
+            return None if self.lake_address is None else self.lake_address / "bronze" / self.name
+        return ObjectAddress.parse(path) if "://" in path else None
 
     @property
     def control(self) -> Path:
@@ -162,7 +171,9 @@ class Project:
     def control_address(self) -> ObjectAddress | None:
         """Address of the control tables, if they are in an object store."""
         path = self.pipeline.lake.control
-        return None if path is None else ObjectAddress.parse(f"{path.rstrip('/')}/{self.name}")
+        if path is None:
+            return None if self.lake_address is None else self.lake_address / "control" / self.name
+        return ObjectAddress.parse(path.rstrip("/")) / self.name
 
     def require_folders(self) -> None:
         """Raise BronzeNotWritten or ControlNotWritten if a file exists in place of a folder on this machine."""
@@ -223,11 +234,18 @@ class Project:
             return warehouse
         if warehouse and "://" in warehouse:
             return warehouse
+        if warehouse is None and self.lake_address is not None:
+            return str(self.lake_address / "warehouse")
         return f"file://{self.root / warehouse if warehouse else self.lake / 'warehouse'}"
 
     def silver_path(self, target: Target) -> Path:
-        """Folder of a Delta silver table."""
+        """Folder of a Delta silver table, if it is on this machine."""
         return self.lake / target.namespace / target.name
+
+    def silver_address(self, target: Target) -> ObjectAddress | None:
+        """Address of a Delta silver table, if it is in an object store."""
+        address = self.lake_address
+        return None if address is None else address / target.namespace / target.name
 
     @property
     def groups(self) -> tuple[Group, ...]:

@@ -29,9 +29,8 @@ from cdc_lake.silver.kinds import answers_alone, frame_as_of, rows_as_of
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import FORMER_TABLES, ControlName, schema_of
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_reader import empty_silver, read_silver, silver_frame
+from cdc_lake.tables.open_silver_table import silver_frame, table_log
 from cdc_lake.tables.spark_session import derive
-from cdc_lake.tables.version_retention import is_readable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,7 +100,7 @@ class CutSession(FormerFields):
         """The same as a DataFrame, preferably of a session from `spark_session`. Raises the same."""
         place = self._place(table)
         version = place.state.version
-        if version is None or is_readable(self.project, place.target, version):
+        if version is None or table_log(self.project, place.target).is_readable(version):
             frame = silver_frame(spark, self.project, place.target, version)
         else:
             newest = self._newest(place)
@@ -154,12 +153,12 @@ class CutSession(FormerFields):
     def _rows(self, place: _Place) -> pa.Table:
         version = place.state.version
         if version is None:
-            return empty_silver(self.project, place.target)
+            return table_log(self.project, place.target).read_empty()
         try:
-            return read_silver(self.project, place.target, version)
+            return table_log(self.project, place.target).read(version)
         except (pa.ArrowException, OSError) as cause:
             # a deletion vector may be missing although its data file exists: the engine reports it
-            if is_readable(self.project, place.target, version) and "not found" not in str(cause):
+            if table_log(self.project, place.target).is_readable(version) and "not found" not in str(cause):
                 raise
             raise SilverMissing(place.target.label, version) from cause
 
@@ -169,7 +168,7 @@ class CutSession(FormerFields):
         if version is None:
             raise cause
         newest = self._newest(place)
-        rows = None if newest is None else read_silver(self.project, place.target, newest)
+        rows = None if newest is None else table_log(self.project, place.target).read(newest)
         if rows is None or not answers_alone(rows.column_names):
             raise VersionGone(place.target.label, version, self.position) from cause
         return rows
@@ -186,7 +185,7 @@ class CutSession(FormerFields):
             own_state.format,
         ):
             return None
-        readable = state.version is not None and is_readable(self.project, place.target, state.version)
+        readable = state.version is not None and table_log(self.project, place.target).is_readable(state.version)
         return state.version if readable else None
 
     def _describe_state(self, state: TableState) -> bytes:

@@ -25,7 +25,8 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.source.base import StreamIdentity
 from cdc_lake.tables.control_schema import StreamRow
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-from cdc_lake.tables.silver_table import Owner, read_owner
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import Owner
 
 
 def adoption(label: str) -> str:
@@ -64,7 +65,7 @@ class Ownership:
 
     def refusal(self, target: Target) -> SilverNotOwned | None:
         """Why the pipeline may not write to a silver table; None if it may, or if the table does not exist."""
-        owner = read_owner(self.project, target)
+        owner = table_log(self.project, target).owner()
         if owner is None or self._is_ours(target, owner):
             return None
         return SilverNotOwned(_words(self.project, target, owner), where=target.label, hint=_hint(self, target, owner))

@@ -44,10 +44,9 @@ from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.transforms import silver_names_of, taken_columns
 from cdc_lake.source.base import format_stream_position, takes_table_copies
 from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.schema_evolution import KINDS, SchemaChange, columns_after
-from cdc_lake.tables.silver_reader import silver_exists
-from cdc_lake.tables.silver_table import actual_layout, declared_layout
-from cdc_lake.tables.table_stats import silver_shape
+from cdc_lake.tables.silver_table import declared_layout
 from cdc_lake.tables.types import Loss, SilverColumn, TypedColumn, check_declared, source_type, typed_columns
 
 KEY_ONLY = "old values of other columns, and large values that an update does not change, are not sent"
@@ -250,7 +249,7 @@ def plan(project: Project, *, adopt: Container[str] = frozenset()) -> Plan:
         check_names(project, names)
         adoptions = check_owned(project, names, source.origin, adopt)
         actions = (*at_source, *_silver(project, source, reader, names, adoptions))
-        types = ledger_of(project, source, lambda target: silver_shape(project, target) or ())
+        types = ledger_of(project, source, lambda target: table_log(project, target).columns() or ())
         return Plan(project.name, actions, types)
 
 
@@ -268,11 +267,11 @@ def _silver(
     for name in names:
         target = project.target(name)
         if (since := paused.get(str(name))) is not None:
-            stays = "it stays at its position" if silver_exists(project, target) else "it is not created"
+            stays = "it stays at its position" if table_log(project, target).exists() else "it is not created"
             text = f"{target.label} is paused since {since.isoformat(timespec='seconds')}: {stays}"
             yield Action(ActionKind.TABLE_PAUSED, target.label, text, changes=False)
             continue
-        if not silver_exists(project, target):
+        if not table_log(project, target).exists():
             if target.partition_by and (layout := source.layout(name)) is not None:
                 check_layout_divisible(project, target, redaction_of(project).relation(layout))
             text = f"create {target.format} table {target.label} from {name}"
@@ -315,7 +314,7 @@ def _renewal_actions(
 
 def _remade(project: Project, target: Target) -> Iterator[Action]:
     """The differences between a table and the pipeline file."""
-    actual, declared = actual_layout(project, target), declared_layout(target)
+    actual, declared = table_log(project, target).layout(), declared_layout(target)
     if actual is not None and actual.cluster_by != declared.cluster_by:
         text = f"cluster rows of {target.label} by {', '.join(declared.cluster_by) or 'nothing'}"
         yield Action(ActionKind.CLUSTER, target.label, text)
@@ -327,7 +326,7 @@ def _remade(project: Project, target: Target) -> Iterator[Action]:
 
 def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relation) -> Iterator[Action]:
     """The action for a table that fails because its columns are of another kind, or not from the pipeline."""
-    columns = silver_shape(project, target) or ()
+    columns = table_log(project, target).columns() or ()
     have = [column.name for column in columns if not column.name.startswith(WORKING)]  # of an operation in progress
     wanted = [*silver_names_of(now, target).values(), *own_names(target, now, ())]
     try:
@@ -366,7 +365,7 @@ def _pending(
     now: Relation,
 ) -> Iterator[SchemaChange]:
     """The operations that bring silver to the layouts in bronze, and then to the source's."""
-    columns = silver_shape(project, target) or ()
+    columns = table_log(project, target).columns() or ()
     own = own_names(target, now, [column.name for column in columns])
     have = tuple(column for column in columns if column.name not in own)
     follows, ahead = None, []

@@ -47,8 +47,8 @@ from cdc_lake.silver.kinds import kind_by_columns
 from cdc_lake.silver.transforms import NOT_SENT
 from cdc_lake.tables.control_schema import QualityRow, RunRow
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_table import read_marker
-from cdc_lake.tables.table_stats import silver_columns, silver_rows
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.table_log import column_names
 
 
 @dataclass
@@ -141,10 +141,13 @@ class Evidence:
 
     def _rows(self, target: Target) -> dict[str, int | None]:
         """Current rows of the source's table and, if silver keeps others too, all stored rows."""
+        log = table_log(self.project, target)
         try:
-            flag = kind_by_columns(silver_columns(self.project, target) or ()).flag
-            rows = silver_rows(self.project, target, None if flag is None else (flag.column.name, flag.value))
-            return {"rows": rows, "stored": None if flag is None else silver_rows(self.project, target)}
+            if not log.exists():
+                return {"rows": None, "stored": None}
+            flag = kind_by_columns(column_names(log)).flag
+            rows = log.count_rows(where=None if flag is None else (flag.column.name, flag.value))
+            return {"rows": rows, "stored": None if flag is None else log.count_rows()}
         except CdcLakeError as problem:
             self.notes.append(f"{target.label} could not be read: {problem.message}")
             return {"rows": None, "stored": None}
@@ -156,7 +159,8 @@ class Evidence:
         position = _silver_position(target, cut, table_status)
         if cut is None or position is None:
             return []
-        quarantined, generation = quarantine_log(self.control), read_marker(self.project, target, cut.stream).generation
+        quarantined = quarantine_log(self.control)
+        generation = table_log(self.project, target).marker(cut.stream).generation
         rows = open_quarantine(quarantined, str(target.source), cut.epoch, generation, position).rows.to_pylist()
         begun: dict[tuple[str, ...], str] = {}
         changes: dict[str, list[dt.datetime]] = defaultdict(list)

@@ -44,7 +44,8 @@ from cdc_lake.runtime.receive.lag import (
 )
 from cdc_lake.tables.control_schema import CutRow
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_table import Marker, read_marker
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import Marker
 
 __all__ = ["Lag", "QuarantinedRows", "SlotStatus", "Status", "TableStatus", "status"]
 
@@ -71,7 +72,7 @@ def status(project: Project, *, checked_at: datetime | None = None) -> Status:
         target, refused = project.target(name), nameless.get(name)
         marker = Marker(None, None)
         if lake.state is not None and refused is None:  # otherwise the table may be another one's
-            marker = read_marker(project, target, lake.state.stream)
+            marker = table_log(project, target).marker(lake.state.stream)
         tables.append(_table(lake, target, marker, quarantine, compared, refused))
         quarantined_rows += _quarantined_rows(lake, target, marker, quarantine)
     return Status(

@@ -41,7 +41,8 @@ from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silen
 from cdc_lake.runtime.cut_gate import Withheld, judge_cut, objections, withheld, withhold
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-from cdc_lake.tables.version_retention import TAG_PREFIX, is_readable, retention_changes, set_tags
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.version_retention import TAG_PREFIX, retention_changes, set_tags
 
 Sql = Callable[[Target, str], None]
 """Runs a statement in the session of a table. Raises LakeError."""
@@ -186,7 +187,7 @@ def pin_cut(
     cut = find_cut(project, asked, epoch)
     for relation, state in cut.tables.items():
         target = relocate_target(project.target(TableName.parse(relation)), state.table, state.format)
-        if state.version is not None and not is_readable(project, target, state.version):
+        if state.version is not None and not table_log(project, target).is_readable(state.version):
             raise VersionGone(target.label, state.version, cut.position_text)
     pin = PinnedCut(name, scheduled=False, cut=cut, until=None if keep is None else now + keep)
     if objecting := objections(project, control, cut):
@@ -335,7 +336,7 @@ def _key(cut: WrittenCut) -> tuple[int, int, datetime]:
 def _table(project: Project, cut: WrittenCut, relation: str) -> CutTable:
     state = cut.tables[relation]
     target = relocate_target(project.target(TableName.parse(relation)), state.table, state.format)
-    readable = state.version is not None and is_readable(project, target, state.version)
+    readable = state.version is not None and table_log(project, target).is_readable(state.version)
     return CutTable(
         source=relation,
         table=state.table,

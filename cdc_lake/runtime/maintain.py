@@ -42,7 +42,7 @@ from cdc_lake.tables.control_schema import (
 )
 from cdc_lake.tables.control_tables import control_tables, lease
 from cdc_lake.tables.maintenance import Keep, MaintenanceStep, silver_upkeep
-from cdc_lake.tables.silver_reader import silver_exists
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.spark_session import derive, start
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def maintain_silver(
     control = control_tables(project)
     cut = last_cut(control, state.stream)
     targets = [project.target(TableName.parse(relation)) for relation in sorted(cut.tables)] if cut else []
-    targets = [target for target in targets if silver_exists(project, target)]
+    targets = [target for target in targets if table_log(project, target).exists()]
     if not targets:
         return ()
     versions = kept_versions(control, now)

@@ -37,7 +37,7 @@ from cdc_lake.silver.row_tracing import Key, unit_of
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import utc_now
 from cdc_lake.tables.control_tables import control_tables, lease
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def quarantine_of(
 ) -> HeldOf:
     """The currently quarantined changes of one table."""
     relation = str(target.source)
-    marker = read_marker(project, target, state.stream)
+    marker = table_log(project, target).marker(state.stream)
     listed = None if cut is None else cut.tables.get(relation)
     listed_position = -1 if listed is None else listed.position
     watermark = max(listed_position, -1 if marker.position is None else marker.position)

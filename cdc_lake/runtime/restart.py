@@ -23,7 +23,7 @@ from cdc_lake.model.position import Span
 from cdc_lake.runtime.apply.table_integrity import find_violation, is_tolerated
 from cdc_lake.source.base import StreamIdentity, format_stream_position
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 
 WAITED: Final = 60
 """Seconds that a hint tells users to wait for a slot's reader: the server's default timeout of a lost connection."""
@@ -135,7 +135,7 @@ def _find_damage(project: Project, target: Target, stream: str, listed: TableSta
     if listed.error is not None and listed.state == FAILED:
         code, message, remedy = listed.error
     else:
-        error = find_violation(project, target, stream, listed, read_marker(project, target, stream))
+        error = find_violation(project, target, stream, listed, table_log(project, target).marker(stream))
         if error is None or is_tolerated(project, error):
             return None
         code, message, remedy = error.code, error.message, error.for_table(str(target.source)).remedy

@@ -54,14 +54,20 @@ class CatalogAddress:
 
 def catalog_address(project: Project, *, durable: bool = True) -> CatalogAddress:
     """The address that a pipeline declares."""
-    config, storage = project.pipeline.lake.iceberg, project.pipeline.lake.storage
-    in_store = config.type == "rest" or (project.iceberg_warehouse or "").startswith("s3://")
-    of_store = ObjectStore(storage).iceberg_properties if storage is not None and in_store else {}
+    config, store = project.pipeline.lake.iceberg, _store(project)
+    of_store = {} if store is None else store.iceberg_properties
     secrets = of_store | {key: value.get_secret_value() for key, value in config.properties.items()}
     properties = tuple(sorted(secrets.items()))
     return CatalogAddress(
         config.catalog, config.type, project.iceberg_uri, project.iceberg_warehouse, properties, durable=durable
     )
+
+
+def _store(project: Project) -> ObjectStore | None:
+    """The object store of the catalog's tables, None if they are in a folder or the catalog gives access to them."""
+    config, storage = project.pipeline.lake.iceberg, project.pipeline.lake.storage
+    in_store = config.type == "rest" or (project.iceberg_warehouse or "").startswith("s3://")
+    return ObjectStore(storage) if storage is not None and in_store else None
 
 
 def is_there(address: CatalogAddress) -> bool:
@@ -154,9 +160,11 @@ def catalog_settings(project: Project) -> dict[str, str]:
     settings = {
         # A cached table would show an outdated marker: 30 s by default.
         "cache-enabled": "false",
-        **dict(address.properties),
+        **{key: value for key, value in address.properties if not key.startswith(("s3.", "py-"))},
         **_connection(address),
     }
+    if (store := _store(project)) is not None:
+        settings |= store.iceberg_java_properties
     if address.warehouse is not None:
         settings["warehouse"] = address.warehouse
     return {prefix: "org.apache.iceberg.spark.SparkCatalog", **{f"{prefix}.{k}": v for k, v in settings.items()}}

@@ -32,7 +32,6 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
-from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.errors import CommitNotOnDisk
@@ -144,15 +143,6 @@ class DeltaCommitFailed(Exception):
     def __init__(self, *, overtaken: bool) -> None:
         super().__init__("the commit is not in the log")
         self.overtaken = overtaken
-
-
-def open_table(folder: Path) -> DeltaTable | None:
-    """The newest version of the table, None if there is none. Repairs the log first if a power failure truncated it."""
-    mend(folder)
-    try:
-        return DeltaTable(str(folder))
-    except TableNotFoundError:
-        return None
 
 
 def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str], *, durable: bool) -> DeltaTable:

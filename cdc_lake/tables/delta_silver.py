@@ -12,17 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
-
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import ConcurrentModification, OtherWriter
 from cdc_lake.tables import silver_table
-from cdc_lake.tables.commit_audit import find_concurrent_commit
+from cdc_lake.tables.delta_table_log import DeltaTableLog
 from cdc_lake.tables.schema_evolution import AddColumn, SchemaChange, columns_after, only_adds, restate_columns
 from cdc_lake.tables.silver_table import FIRST, GENERATION_PROPERTY, OWN, OWNER, Marker, Statement
 from cdc_lake.tables.types import SilverColumn, literal, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
 
@@ -38,20 +37,20 @@ class DeltaSilver:
         self._spark = spark
         self._project = project
         self._target = target
-        self._path = project.silver_path(target)
+        self._log = DeltaTableLog(project, target)
 
     @property
     def name(self) -> str:
         """The table by its path."""
-        return f"delta.{quote_identifier(str(self._path))}"
+        return silver_table.table_ref(self._project, self._target).sql
 
     def marker(self, stream: str) -> Marker:
         """Read by delta-rs: 13 ms, no job (measured)."""
-        return silver_table.read_marker(self._project, self._target, stream)
+        return self._log.marker(stream)
 
     def columns(self) -> tuple[SilverColumn, ...] | None:
         """From the table's schema."""
-        if not (self._path / "_delta_log").exists():
+        if not self._log.exists():
             return None
         schema = self._spark.table(self.name).schema
         return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
@@ -80,7 +79,7 @@ class DeltaSilver:
     def laid_out(self, stream: str, base: Marker) -> int | None:
         """The version of the layout's own application transaction."""
         app = silver_table.layout_app_id(stream, self._target, base.generation)
-        reached: int | None = DeltaTable(str(self._path)).transaction_version(app)
+        reached: int | None = self._existing().transaction_version(app)
         return reached
 
     def reshape(self, stream: str, base: Marker, position: int, changes: Sequence[SchemaChange], live: str) -> None:
@@ -96,7 +95,7 @@ class DeltaSilver:
             self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({properties_sql(asked)})")
         if only_adds(changes):
             # Delta expects partition columns even in an empty DataFrame.
-            divided = DeltaTable(str(self._path)).metadata().partition_columns
+            divided = self._existing().metadata().partition_columns
             adds = [column for column in have if column.name in divided]
             adds += [change.column for change in changes if isinstance(change, AddColumn)]
             rows = self._spark.range(0).selectExpr(
@@ -117,7 +116,9 @@ class DeltaSilver:
                 writer = writer.clusterBy(*detail["clusteringColumns"])
         app = silver_table.layout_app_id(stream, self._target, base.generation)
         with self._rivals_refused():
-            writer.option("txnAppId", app).option("txnVersion", str(position)).save(str(self._path))
+            writer.option("txnAppId", app).option("txnVersion", str(position)).save(
+                silver_table.table_ref(self._project, self._target).address
+            )
 
     def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
         """Run one statement that carries the marker."""
@@ -126,9 +127,8 @@ class DeltaSilver:
         with self._marked(stream, base, base.generation, position):
             self._spark.sql(statement(self.name))
         version = self._committed_version(stream, base.generation, position)
-        foreign_commit = find_concurrent_commit(
-            self._project, self._target, stream, -1 if base.version is None else base.version, version
-        )
+        planned_on = -1 if base.version is None else base.version
+        foreign_commit = self._log.concurrent_commit(stream, planned_on, version)
         if foreign_commit is not None:
             raise OtherWriter(
                 f"{self._target.label} was modified outside cdc_lake: {foreign_commit.text}", where=self._target.label
@@ -155,10 +155,13 @@ class DeltaSilver:
 
     def _properties(self) -> dict[str, str]:
         """Properties that a REPLACE would reset (version retention); not column numbers, which it renews."""
-        if not (self._path / "_delta_log").exists():
-            return {}
-        configuration = DeltaTable(str(self._path)).metadata().configuration
-        return {key: value for key, value in configuration.items() if key != "delta.columnMapping.maxColumnId"}
+        properties = self._log.properties() or {}
+        return {key: value for key, value in properties.items() if key != "delta.columnMapping.maxColumnId"}
+
+    def _existing(self) -> DeltaTable:
+        table = self._log.open()
+        assert table is not None, "only an existing table is asked"
+        return table
 
     def _clauses(self, stream: str, table_properties: Mapping[str, str] | None = None) -> str:
         """The clauses of CREATE and REPLACE TABLE after the columns; `table_properties`: existing properties."""

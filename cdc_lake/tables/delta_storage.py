@@ -49,6 +49,12 @@ class DeltaStorage(Protocol):
     def open(self) -> DeltaTable | None:
         """The newest version, None if there is no table."""
 
+    def read(self, version: int | None = None) -> DeltaTable | None:
+        """A version that another program may have written, the newest by default; None if there is no table.
+
+        Raises DeltaError if the table does not have the version.
+        """
+
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
         """Create the empty table, at version 0. Raises BronzeNotWritten."""
 
@@ -119,8 +125,16 @@ class LocalDeltaStorage:
         return str(self.folder / relative)
 
     def open(self) -> DeltaTable | None:
+        """Repairs the log first if a power failure truncated it."""
+        delta_log.mend(self.folder)
+        return self.read()
+
+    def read(self, version: int | None = None) -> DeltaTable | None:
         """Reads the log."""
-        return delta_log.open_table(self.folder)
+        try:
+            return DeltaTable(str(self.folder), version=version)
+        except TableNotFoundError:
+            return None
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
         """Also creates the folder."""
@@ -221,6 +235,16 @@ class ObjectStoreDeltaStorage(StoreFolder):
             return table
 
         return self._persist(newest)
+
+    def read(self, version: int | None = None) -> DeltaTable | None:
+        """A version without a log entry does not exist any more."""
+        table = self.open()
+        if table is None or version is None or version == table.version():
+            return table
+        if self.entry(version) is None:
+            raise DeltaError(f"{self.name} does not have version {version}")
+        self._persist(lambda: table.load_as_version(version))
+        return table
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
         """By a conditional put of version 0, which counts if it succeeded although the call failed.

@@ -78,7 +78,7 @@ def new_file(table: Table, rows: Rows, *, stats: Sequence[str], plain: Sequence[
 def filesystem(table: Table) -> pafs.FileSystem | None:
     """The file system of the table's files as pyarrow sees it, None if it is the local one."""
     scheme, netloc, _ = PyArrowFileIO.parse_location(table.location(), table.io.properties)
-    return None if scheme == "file" else _arrow(table).fs_by_scheme(scheme, netloc)
+    return None if scheme == "file" else arrow_io(table).fs_by_scheme(scheme, netloc)
 
 
 def describe_files(table: Table, files: Sequence[DataFile], columns: pa.Schema) -> pa.Table:
@@ -100,7 +100,8 @@ def describe_files(table: Table, files: Sequence[DataFile], columns: pa.Schema) 
     return pa.table(arrays)
 
 
-def _arrow(table: Table) -> PyArrowFileIO:
+def arrow_io(table: Table) -> PyArrowFileIO:
+    """The file access of a table."""
     io = table.io
     assert isinstance(io, PyArrowFileIO), "the catalog opens files with something else than pyarrow"
     return io

@@ -24,9 +24,10 @@ from cdc_lake.errors import ConcurrentModification, SilverMissing
 from cdc_lake.observability.failpoints import BRANCH_WRITTEN, LAYOUT_BEGUN, LAYOUT_FILLED, failpoint
 from cdc_lake.tables import schema_evolution, silver_table
 from cdc_lake.tables.catalog import catalog_address, check_catalog, open_catalog, reaching
+from cdc_lake.tables.iceberg_table_log import IcebergTableLog, iceberg_table
 from cdc_lake.tables.schema_evolution import ChangeType, Progress, SchemaChange
-from cdc_lake.tables.silver_reader import temp_view
 from cdc_lake.tables.silver_table import APP_PROPERTY, POSITION_PROPERTY, Marker, Statement
+from cdc_lake.tables.spark_session import temp_view
 from cdc_lake.tables.types import SilverColumn, literal, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
@@ -140,11 +141,11 @@ class IcebergSilver:
     @property
     def name(self) -> str:
         """The table in its catalog."""
-        return f"{self._catalog}.{quote_identifier(self._target.namespace)}.{quote_identifier(self._target.name)}"
+        return silver_table.table_ref(self._project, self._target).sql
 
     def marker(self, stream: str) -> Marker:
         """Read by pyiceberg from the catalog, never from Spark's cache."""
-        return silver_table.read_marker(self._project, self._target, stream)
+        return IcebergTableLog(self._project, self._target).marker(stream)
 
     def columns(self) -> tuple[SilverColumn, ...] | None:
         """From the table's schema. Raises OtherCatalog."""
@@ -218,7 +219,7 @@ class IcebergSilver:
         return reached if reached is not None and reached.app == app else None
 
     def _table(self) -> Table:
-        table = silver_table.iceberg_table(self._project, self._target)
+        table = iceberg_table(self._project, self._target)
         assert table is not None, "a table that is not there is created"
         return table
 
@@ -312,16 +313,12 @@ class IcebergSilver:
         if branch is None:
             branch = f"{_PREFIX}_{uuid4().hex}"
             self._spark.conf.set(_BRANCH, branch)
-            table = silver_table.iceberg_table(self._project, self._target)
+            table = iceberg_table(self._project, self._target)
             for left in [] if table is None else [r for r in table.refs() if r.startswith(_PREFIX)]:
                 self._spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS {quote_identifier(left)}")
         version_clause = f"AS OF VERSION {base.version}" if base.version is not None else ""
         self._spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH {branch} {version_clause}")
-        if (
-            base.version is None
-            and (table := silver_table.iceberg_table(self._project, self._target))
-            and table.current_snapshot()
-        ):
+        if base.version is None and (table := iceberg_table(self._project, self._target)) and table.current_snapshot():
             raise ConcurrentModification(f"another writer committed to {self._target.label}")
         return branch
 

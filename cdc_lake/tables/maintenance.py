@@ -16,25 +16,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
+import pyarrow.fs as pafs
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import SilverBusy
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.failpoints import SILVER_COMPACTED, SILVER_EXPIRED, failpoint
-from cdc_lake.tables.delta_log import entry_at, json_lines
-from cdc_lake.tables.delta_silver import DeltaSilver, is_conflict
-from cdc_lake.tables.iceberg_silver import IcebergSilver
-from cdc_lake.tables.silver_table import APP_PROPERTY, iceberg_table
+from cdc_lake.tables.delta_silver import is_conflict
+from cdc_lake.tables.delta_table_log import DeltaTableLog
+from cdc_lake.tables.iceberg_table_log import iceberg_table
+from cdc_lake.tables.silver_table import APP_PROPERTY, table_ref
 from cdc_lake.tables.types import literal
 
 if TYPE_CHECKING:
@@ -102,15 +99,11 @@ def retry_on_conflict(work: Callable[[], _R], target: Target, lost: Callable[[Ex
     raise AssertionError
 
 
-def measure_files(folder: Path | None) -> tuple[int, int]:
-    """Data files below a local folder, and their bytes; zeros if there is none."""
-    if folder is None:
-        return 0, 0
-    sizes: list[int] = []
-    for file in (file for kind in ("*.parquet", "*.bin", "*.puffin") for file in folder.rglob(kind)):
-        with suppress(FileNotFoundError):  # apply commits concurrently
-            sizes += [] if "_delta_log" in file.parts else [file.stat().st_size]
-    return len(sizes), sum(sizes)
+def measure_files(filesystem: pafs.FileSystem, folder: str) -> tuple[int, int]:
+    """Data files below a folder, and their bytes; zeros if there is none."""
+    files = filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=True))
+    sizes = [f.size for f in files if f.extension in {"parquet", "bin", "puffin"} and "/_delta_log/" not in f.path]
+    return len(sizes), sum(size or 0 for size in sizes)  # a file without a size was removed meanwhile
 
 
 def megabytes(size: int) -> str:
@@ -134,7 +127,6 @@ class IcebergSilverMaintenance:
         self._project = project
         self._target = target
         self._catalog = project.pipeline.lake.iceberg.catalog
-        self._name = IcebergSilver(spark, project, target).name
 
     def plan_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
         """By the sizes of files."""
@@ -165,27 +157,26 @@ class IcebergSilverMaintenance:
         table = self._table()
         if table is None or table.current_snapshot() is None:
             return
-        folder = _folder(table)
         yield from self._rewrite_files(table)
         failpoint(SILVER_COMPACTED)
         table = self._table()
         assert table is not None  # nothing drops a silver table
         if spent := spent_versions(table, keep):
-            had, bytes_ = measure_files(folder)
+            had, bytes_ = _measure_table(table)
             # a very old `older_than` disables Iceberg's own rule of age
             listed = ", ".join(f"{version}L" for version in spent)
             arguments = f"older_than => TIMESTAMP '1970-01-01 00:00:00', snapshot_ids => array({listed})"
             self._call_again("expire_snapshots", arguments)
-            has, left = measure_files(folder)
+            has, left = _measure_table(table)
             files = f"{pluralize(had - has, 'file')} ({megabytes(bytes_ - left)})"
             text = f"{pluralize(len(spent), 'version')} expired, and {files} with them"
             yield MaintenanceStep("expiry", text, {"versions": len(spent), "files": had - has, "bytes": bytes_ - left})
         failpoint(SILVER_EXPIRED)
-        had, bytes_ = measure_files(folder)
+        had, bytes_ = _measure_table(table)
         before = min(keep.since, now - _ORPHAN)
         orphans = self._call("remove_orphan_files", f"older_than => {_time(before)}", many=True)
         if orphans:
-            _, left = measure_files(folder)
+            _, left = _measure_table(table)
             text = f"{pluralize(len(orphans), 'file')} ({megabytes(bytes_ - left)}) no longer needed removed"
             yield MaintenanceStep("removal", text, {"files": len(orphans), "bytes": bytes_ - left})
 
@@ -263,10 +254,11 @@ def _iceberg_commit_lost(cause: Exception) -> bool:
     return any(word in text for word in ("CommitFailedException", "ValidationException", "Cannot commit"))
 
 
-def _folder(table: Table) -> Path | None:
-    """The table's folder, if it is local."""
-    parts = urlsplit(table.location())
-    return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None
+def _measure_table(table: Table) -> tuple[int, int]:
+    from cdc_lake.tables.iceberg_io import arrow_io  # noqa: PLC0415 - imports pyiceberg
+
+    scheme, netloc, path = arrow_io(table).parse_location(table.location(), table.io.properties)
+    return measure_files(arrow_io(table).fs_by_scheme(scheme, netloc), path)
 
 
 def _time(moment: datetime) -> str:
@@ -292,8 +284,8 @@ class DeltaSilverMaintenance:
     def __init__(self, spark: SparkSession, project: Project, target: Target, before: timedelta = _BEFORE) -> None:
         self._spark = spark
         self._target = target
-        self._path = project.silver_path(target)
-        self._name = DeltaSilver(spark, project, target).name
+        self._log = DeltaTableLog(project, target)
+        self._name = table_ref(project, target).sql
         self._before = before
         for key, value in _SETTINGS.items():
             spark.conf.set(key, value)
@@ -301,7 +293,8 @@ class DeltaSilverMaintenance:
     def plan_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
         """By the sizes of files; clustering may do more."""
         del now
-        table = DeltaTable(str(self._path))
+        table = self._log.open()
+        assert table is not None, "only existing tables are maintained"
         parts = table.metadata().partition_columns
         files = pa.table(table.get_add_actions(flatten=True))
         small = files.filter(pc.less(files["size_bytes"], SMALL_FILE))
@@ -335,9 +328,10 @@ class DeltaSilverMaintenance:
         failpoint(SILVER_COMPACTED)
         if (hours := self._hours(keep)) is None:
             return
-        had, bytes_ = measure_files(self._path)
+        storage = self._log.storage
+        had, bytes_ = measure_files(storage.filesystem, storage.path(""))
         self._spark.sql(f"VACUUM {self._name} RETAIN {hours} HOURS").collect()
-        has, left = measure_files(self._path)
+        has, left = measure_files(storage.filesystem, storage.path(""))
         if has < had:
             text = f"{pluralize(had - has, 'file')} ({megabytes(bytes_ - left)}) no longer needed removed"
             yield MaintenanceStep("removal", text, {"files": had - has, "bytes": bytes_ - left})
@@ -349,13 +343,12 @@ class DeltaSilverMaintenance:
         VACUUM rounds to the nearest hour (tried: 0.4 hours became 0).
         """
         since = keep.since
-        newest = DeltaTable(str(self._path)).version()
+        newest = self._log.version()
         for version in keep.versions:
-            if version >= newest:
+            if newest is not None and version >= newest:
                 continue
-            actions = json_lines(entry_at(self._path, version) or "")
-            info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
-            if info is None:
+            committed = self._log.committed_at(version)
+            if committed is None:
                 return None
-            since = min(since, datetime.fromtimestamp(info["timestamp"] / 1000, UTC) - self._before)
+            since = min(since, committed - self._before)
         return max(0, math.ceil((datetime.now(UTC) - since).total_seconds() / 3600))

@@ -125,6 +125,41 @@ class ObjectStore:
             properties["s3.session-token"] = storage.session_token.get_secret_value()
         return properties
 
+    @property
+    def iceberg_java_properties(self) -> dict[str, str]:
+        """Properties of Iceberg's file access in Spark, whose names differ from pyiceberg's."""
+        storage = self._storage
+        properties = {
+            "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+            "client.region": storage.region,
+            "s3.access-key-id": storage.access_key_id.get_secret_value(),
+            "s3.secret-access-key": storage.secret_access_key.get_secret_value(),
+        }
+        if storage.endpoint:
+            properties |= {"s3.endpoint": storage.endpoint.rstrip("/"), "s3.path-style-access": "true"}
+        if storage.session_token:
+            properties["s3.session-token"] = storage.session_token.get_secret_value()
+        return properties
+
+    @property
+    def hadoop_settings(self) -> dict[str, str]:
+        """Settings of S3A, by which Spark reads and writes Delta tables, as settings of Spark."""
+        storage = self._storage
+        settings = {
+            "fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",  # addresses begin with s3:// in every program
+            "fs.s3a.endpoint.region": storage.region,
+            "fs.s3a.access.key": storage.access_key_id.get_secret_value(),
+            "fs.s3a.secret.key": storage.secret_access_key.get_secret_value(),
+            "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+        }
+        if storage.endpoint:
+            settings |= {"fs.s3a.endpoint": storage.endpoint.rstrip("/"), "fs.s3a.path.style.access": "true"}
+        if storage.session_token:
+            provider = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
+            token = storage.session_token.get_secret_value()
+            settings |= {"fs.s3a.session.token": token, "fs.s3a.aws.credentials.provider": provider}
+        return {f"spark.hadoop.{key}": value for key, value in settings.items()}
+
     def persist(self, call: Callable[[], _T], where: str, also: tuple[type[Exception], ...] = ()) -> _T:
         """Call until it succeeds or the patience ends; `call` must be repeatable.
 

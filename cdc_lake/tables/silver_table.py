@@ -1,8 +1,7 @@
-"""The port of silver tables of any format: watermark, schema changes, commits, physical layout, and owner.
+"""The port of silver tables of any format: address, schema changes, commits, physical layout, and owner.
 
-The watermark is read from the table's own commits and nowhere else, without a JVM. Delta stores it as the version of an
-application transaction, Iceberg as a property of the snapshot's summary. The version of a compaction has no such
-property, so Iceberg's ancestors are walked until one has it.
+The watermark is read from the table's own commits and nowhere else (`tables.table_log`). Delta stores it as the version
+of an application transaction, Iceberg as a property of the snapshot's summary.
 
 The application id names stream, table and **generation**: the number of the table's content. The single commit of a
 rebuild begins the next generation, so the table itself contains the current one: on Delta as a property set by this
@@ -18,28 +17,16 @@ commit names the stream. A table with rows and without either was written by som
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
-
-import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.silver_tables import PROPERTY, Partition
-from cdc_lake.errors import SilverMissing
-from cdc_lake.tables.catalog import catalog_address, is_there, open_catalog, reaching
-from cdc_lake.tables.delta_log import entry_at
 from cdc_lake.tables.types import SilverColumn, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-
     from cdc_lake.tables.schema_evolution import SchemaChange
 
 
@@ -87,67 +74,21 @@ def planned_for(position: int | None) -> str:
     return f"cdc_lake: planned for {'no watermark' if position is None else position}"
 
 
-def read_marker(project: Project, target: Target, stream: str, version: int | None = None) -> Marker:
-    """The watermark and version of a silver table, now or at a version; both None if the table does not exist.
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """Where a silver table is. `sql`: its name in Spark; `address`: its folder or URI, None if a catalog decides."""
 
-    Raises SilverMissing if the table exists and the version does not.
-    """
+    sql: str
+    address: str | None
+
+
+def table_ref(project: Project, target: Target) -> TableRef:
+    """Where the silver table of a target is: every place that a table can have is decided here."""
     if target.format == "delta":
-        return _delta_marker(project, target, stream, version)
-    table = iceberg_table(project, target)
-    if table is None:
-        return Marker(None, None)
-    head = table.current_snapshot() if version is None else table.snapshot_by_id(version)
-    if head is None and version is not None:
-        raise SilverMissing(target.label, version)
-    return _iceberg_marker(table, head, written_by(stream, target))
-
-
-def delta_table(project: Project, target: Target) -> DeltaTable | None:
-    """The newest version of a Delta silver table, None if it does not exist."""
-    try:
-        return DeltaTable(str(project.silver_path(target)))
-    except TableNotFoundError:
-        return None
-
-
-def iceberg_table(project: Project, target: Target) -> Table | None:
-    """The current Iceberg silver table, None if it does not exist. Raises CatalogUnreachable."""
-    address = catalog_address(project)
-    if not is_there(address):
-        return None
-    catalog = open_catalog(address)
-    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
-
-    with reaching(address):
-        try:
-            return catalog.load_table((target.namespace, target.name))
-        except NoSuchTableError:
-            return None
-
-
-def _delta_marker(project: Project, target: Target, stream: str, version: int | None) -> Marker:
-    try:
-        table = DeltaTable(str(project.silver_path(target)), version=version)
-    except TableNotFoundError:
-        return Marker(None, None)
-    except DeltaError as cause:
-        if version is None:
-            raise
-        raise SilverMissing(target.label, version) from cause
-    generation = int(table.metadata().configuration.get(GENERATION_PROPERTY, FIRST))
-    return Marker(table.transaction_version(app_id(stream, target, generation)), table.version(), generation)
-
-
-def _iceberg_marker(table: Table, head: Snapshot | None, writer: str) -> Marker:
-    version = head
-    while version is not None:
-        summary = version.summary.additional_properties if version.summary else {}
-        app = summary.get(APP_PROPERTY, "")
-        if app.startswith(writer) and head is not None:
-            return Marker(int(summary[POSITION_PROPERTY]), head.snapshot_id, int(app.removeprefix(writer)))
-        version = table.snapshot_by_id(version.parent_snapshot_id) if version.parent_snapshot_id else None
-    return Marker(None, head.snapshot_id if head else None)
+        address = str(project.silver_address(target) or project.silver_path(target))
+        return TableRef(f"delta.{quote_identifier(address)}", address)
+    names = [quote_identifier(part) for part in (target.namespace, target.name)]
+    return TableRef(".".join([project.pipeline.lake.iceberg.catalog, *names]), None)
 
 
 Statement: TypeAlias = Callable[[str], str]
@@ -217,28 +158,6 @@ class TableLayout:
     cluster_by: tuple[str, ...]
 
 
-def actual_layout(project: Project, target: Target) -> TableLayout | None:
-    """How the table was created, None if it does not exist. Without a JVM."""
-    if target.format == "delta":
-        delta = delta_table(project, target)
-        if delta is None:
-            return None
-        metadata = delta.metadata()
-        return _parse_layout(metadata.configuration, tuple(metadata.partition_columns))
-    table = iceberg_table(project, target)
-    if table is None:
-        return None
-    names = {field.field_id: field.name for field in table.schema().fields}
-    parts = [_iceberg_partition(str(f.transform), names[f.source_id]) for f in table.spec().fields]
-    return _parse_layout(table.properties, tuple(map(str, parts)))
-
-
-def clustered_once(project: Project, target: Target) -> bool:
-    """Whether the table is a Delta table that was ever clustered: Delta then refuses to partition it (tried)."""
-    table = delta_table(project, target) if target.format == "delta" else None
-    return table is not None and "clustering" in (table.protocol().writer_features or ())
-
-
 def declared_layout(target: Target) -> TableLayout:
     """How the pipeline file wants the table created."""
     partitions = tuple(str(Partition.parse(text)) for text in target.partition_by)
@@ -271,7 +190,8 @@ def _layout_properties(target: Target) -> dict[str, str]:
     return {PROPERTY: target.transforms.fingerprint, CLUSTER: ",".join(target.cluster_by)}
 
 
-def _parse_layout(properties: Mapping[str, str], partitions: tuple[str, ...]) -> TableLayout:
+def parse_layout(properties: Mapping[str, str], partitions: tuple[str, ...]) -> TableLayout:
+    """The layout of a table with these properties and partitions."""
     cluster = tuple(name for name in properties.get(CLUSTER, "").split(",") if name)
     return TableLayout(properties.get(PROPERTY, ""), partitions, cluster)
 
@@ -283,22 +203,13 @@ def _partition_sql(partition: Partition) -> str:
     return f"{partition.transform}({number}{quote_identifier(partition.column)})"
 
 
-def _iceberg_partition(transform: str, column: str) -> Partition:
-    """Iceberg's name of a transform: `day`, `bucket[16]`, `identity`."""
-    name, _, number = transform.rstrip("]").partition("[")
-    if name == "identity":
-        return Partition(column)
-    words = {"year": "years", "month": "months", "day": "days", "hour": "hours"}
-    return Partition(column, words.get(name, name), int(number or 0))
-
-
 PIPELINE: Final = "cdc_lake.pipeline"
 STREAM: Final = "cdc_lake.stream"
 OWNER: Final = frozenset({PIPELINE, STREAM})
 """Properties that record the owner of a table; replacing the table replaces them."""
 
 _APP: Final = re.compile(r"cdc_lake:(?P<stream>.+):[^:]+:\d+", re.DOTALL)
-_COMMENT: Final = re.compile(r"current rows of (?P<source>.+), by cdc_lake", re.DOTALL)
+COMMENT: Final = re.compile(r"current rows of (?P<source>.+), by cdc_lake", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,57 +234,7 @@ def owner_properties(project: Project, stream: str) -> dict[str, str]:
     return {PIPELINE: project.name, STREAM: stream}
 
 
-def read_owner(project: Project, target: Target) -> Owner | None:
-    """The owner of a silver table; None if there is no table. Without a JVM."""
-    if target.format == "delta":
-        delta = delta_table(project, target)
-        return None if delta is None else _delta_owner(delta, project.silver_path(target))
-    table = iceberg_table(project, target)
-    return None if table is None else _iceberg_owner(table)
-
-
-def _delta_owner(table: DeltaTable, folder: Path) -> Owner:
-    metadata = table.metadata()
-    pipeline, stream = metadata.configuration.get(PIPELINE), metadata.configuration.get(STREAM)
-    if stream is None:
-        stream = next(_delta_streams(folder, table.version()), None)
-    made_here = _COMMENT.fullmatch(metadata.description or "")
-    unused = made_here is not None and stream is None and not table.file_uris()
-    return Owner(pipeline, stream, unused, made_here and made_here["source"])
-
-
-def _delta_streams(folder: Path, version: int) -> Iterator[str]:
-    """The streams of the markers in a Delta table's log, newest commit first."""
-    for number in range(version, -1, -1):
-        text = entry_at(folder, number)
-        if text is None:
-            break
-        for line in text.split("\n"):
-            if '"txn"' in line and (stream := _stream_of(json.loads(line).get("txn", {}).get("appId", ""))):
-                yield stream
-    checkpoints = sorted((folder / "_delta_log").glob("*.checkpoint*.parquet"), reverse=True)
-    newest = [checkpoint for checkpoint in checkpoints if checkpoint.name[:20] == checkpoints[0].name[:20]]
-    marks: list[tuple[int, str]] = []
-    for part in newest:
-        if "txn" in pq.read_schema(part).names:
-            rows = [row for row in pq.read_table(part, columns=["txn"])["txn"].to_pylist() if row is not None]
-            marks += [(row.get("lastUpdated") or 0, row.get("appId") or "") for row in rows]
-    yield from (stream for _, app in sorted(marks, reverse=True) if (stream := _stream_of(app)))
-
-
-def _iceberg_owner(table: Table) -> Owner:
-    pipeline, stream = table.properties.get(PIPELINE), table.properties.get(STREAM)
-    version = head = table.current_snapshot()
-    while stream is None and version is not None:
-        app = version.summary.additional_properties.get(APP_PROPERTY, "") if version.summary else ""
-        stream = _stream_of(app)
-        version = table.snapshot_by_id(version.parent_snapshot_id) if version.parent_snapshot_id else None
-    made_here = _COMMENT.fullmatch(table.properties.get("comment", ""))
-    return Owner(
-        pipeline, stream, made_here is not None and stream is None and head is None, made_here and made_here["source"]
-    )
-
-
-def _stream_of(app: str) -> str | None:
+def stream_of(app: str) -> str | None:
+    """The stream in an application id, None if it is not one of a merge."""
     app_match = _APP.fullmatch(app)
     return None if app_match is None else app_match["stream"]

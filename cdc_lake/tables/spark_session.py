@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Final
 from cdc_lake.config.project import Project
 from cdc_lake.errors import JavaMissing, SparkMissing, SparkNotStarted
 from cdc_lake.tables.catalog import REDACTED, catalog_packages, catalog_settings
+from cdc_lake.tables.object_store import object_store
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 SPARK_VERSION = "4.1.4"
@@ -37,6 +38,21 @@ PACKAGES = (
     "io.delta:delta-spark_4.1_2.13:4.4.0",
     "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
     "org.xerial:sqlite-jdbc:3.51.0.0",
+)
+STORE_PACKAGES = (
+    "org.apache.hadoop:hadoop-aws:3.4.2",
+    "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
+    "software.amazon.awssdk:s3-transfer-manager:2.54.17",
+    "software.amazon.awssdk:apache-client:2.54.17",
+    "org.apache.httpcomponents:httpclient:4.5.14",
+    "org.apache.httpcomponents:httpcore:4.4.16",
+)
+"""Needed by a lake in an object store: S3A takes most of Amazon's SDK from Iceberg's bundle."""
+_IN_BUNDLE = (
+    "annotations arns auth aws-core aws-query-protocol aws-xml-protocol bundle checksums checksums-spi crt-core "
+    "endpoints-spi http-auth http-auth-aws http-auth-aws-eventstream http-auth-spi http-client-spi identity-spi "
+    "json-utils metrics-spi netty-nio-client profiles protocol-core regions retries retries-spi s3 sdk-core "
+    "third-party-jackson-core utils utils-lite"
 )
 # Included in pyspark: without these exclusions Ivy downloads 148 MB instead of 75 (measured).
 EXCLUDES = (
@@ -63,7 +79,12 @@ EXCLUDES = (
     "org.roaringbitmap:RoaringBitmap",
     "org.roaringbitmap:shims",
     "org.locationtech.jts:jts-core",
+    "commons-codec:commons-codec",
+    "org.wildfly.openssl:wildfly-openssl",
+    "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3",
+    *(f"software.amazon.awssdk:{module}" for module in _IN_BUNDLE.split()),
 )
+LOG_STORE: Final = Path(__file__).with_name("log_store") / "log_store.jar"
 JAVA_MAJORS = (17, 21)
 
 COLLECTOR = "-XX:+UseParallelGC"
@@ -126,7 +147,7 @@ def start(project: Project, *, log: Path | None = None) -> SparkSession:
     log = log or project.lake / "logs" / "spark.log"
     _quiet_gateway()
     builder = SparkSession.builder.appName(f"cdc_lake {project.name}")
-    private = catalog_settings(project)
+    private = secret_settings(project)
     for key, value in static_settings(project).items():
         if key not in private:
             builder = builder.config(key, value)
@@ -180,6 +201,16 @@ def derive(spark: SparkSession) -> SparkSession:
     return apply_settings(spark.newSession())
 
 
+@contextmanager
+def temp_view(frame: DataFrame, name: str) -> Iterator[str]:
+    """A temporary view of a frame for SQL in the frame's session, dropped at the end."""
+    frame.createOrReplaceTempView(name)
+    try:
+        yield name
+    finally:
+        frame.sparkSession.catalog.dropTempView(name)
+
+
 def apply_settings(spark: SparkSession) -> SparkSession:
     """The session, with the runtime settings applied."""
     for key, value in RUNTIME_SETTINGS.items():
@@ -189,6 +220,7 @@ def apply_settings(spark: SparkSession) -> SparkSession:
 
 def static_settings(project: Project) -> dict[str, str]:
     """Settings that must be set before the JVM starts."""
+    in_store = needs_store(project)
     return {
         "spark.master": f"local[{min(8, os.cpu_count() or 2)}]",
         "spark.driver.memory": f"{project.pipeline.apply.driver_memory >> 20}m",
@@ -207,7 +239,7 @@ def static_settings(project: Project) -> dict[str, str]:
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
         # A checkpoint is only a hint here and needs no checksums.
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-        "spark.jars.packages": ",".join((*PACKAGES, *catalog_packages(project))),
+        "spark.jars.packages": ",".join((*PACKAGES, *catalog_packages(project), *(STORE_PACKAGES if in_store else ()))),
         "spark.jars.excludes": ",".join(EXCLUDES),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
         "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -220,9 +252,24 @@ def static_settings(project: Project) -> dict[str, str]:
         # calling line for error messages: 27 calls instead of 7 for `col + lit` (measured).
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.redaction.regex": REDACTED,
-        **catalog_settings(project),
+        **secret_settings(project),
         **RUNTIME_SETTINGS,
     }
+
+
+def needs_store(project: Project) -> bool:
+    """Whether Spark reads or writes tables in an object store."""
+    lake = project.pipeline.lake
+    iceberg = lake.iceberg.type == "rest" or (project.iceberg_warehouse or "").startswith("s3://")
+    return lake.storage is not None and (project.lake_address is not None or iceberg)
+
+
+def secret_settings(project: Project) -> dict[str, str]:
+    """Settings of the catalog and the object store, which contain secrets."""
+    if not needs_store(project):
+        return catalog_settings(project)
+    settings = {"spark.jars": str(LOG_STORE), "spark.delta.logStore.s3.impl": "cdc_lake.ConditionalPutLogStore"}
+    return {**catalog_settings(project), **object_store(project).hadoop_settings, **settings}
 
 
 def java_version() -> int | None:

@@ -1,4 +1,4 @@
-"""Checks whether versions of silver tables can be read, and keeps pinned ones.
+"""Keeps versions of silver tables that pinned cuts need.
 
 Iceberg keeps a version by a tag. Delta cannot keep single versions: two properties, used by VACUUM and log clean-up,
 keep everything since the oldest pinned cut. They are reset to their former values when not needed any more, and not set
@@ -11,17 +11,14 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
-
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import ConcurrentModification
-from cdc_lake.tables.silver_table import iceberg_table
-from cdc_lake.tables.types import literal, properties_sql, quote_identifier
+from cdc_lake.tables.delta_table_log import DeltaTableLog
+from cdc_lake.tables.iceberg_table_log import iceberg_table
+from cdc_lake.tables.silver_table import table_ref
+from cdc_lake.tables.types import literal, properties_sql
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -31,24 +28,6 @@ TAG_PREFIX = "cut_"
 """Our tags are `cut_<name of the pin>`."""
 
 _TRIES = 5  # of a commit that conflicts with another one in the catalog
-
-
-def is_readable(project: Project, target: Target, version: int) -> bool:
-    """Whether a version of a table has its metadata and, on a disk, its data files."""
-    if target.format == "delta":
-        try:
-            files = DeltaTable(str(project.silver_path(target)), version=version).file_uris()
-        except (TableNotFoundError, DeltaError):
-            return False
-        return all(_is_present(file) for file in files)
-    table = iceberg_table(project, target)
-    if table is None or table.snapshot_by_id(version) is None:
-        return False
-    try:
-        tasks = table.scan(snapshot_id=version).plan_files()
-        return all(_is_present(file.file_path) for task in tasks for file in (task.file, *task.delete_files))
-    except FileNotFoundError:  # a manifest is missing
-        return False
 
 
 def set_tags(project: Project, target: Target, wanted: Mapping[str, int]) -> tuple[str, ...]:
@@ -82,14 +61,6 @@ def _set_refs(table: Table, wanted: Mapping[str, int]) -> tuple[str, ...]:
     return gone
 
 
-def _is_present(uri: str) -> bool:
-    """Whether a data file exists; assumed for one in an object store."""
-    parts = urlsplit(uri)
-    if parts.scheme not in {"", "file"}:
-        return True
-    return Path(unquote(parts.path) if parts.scheme else uri).exists()
-
-
 FILES, LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
 _OURS = "cdc_lake.promised"  # JSON: the hours we set, and the former value
 _DEFAULTS = {FILES: timedelta(days=7), LOG: timedelta(days=30)}  # Delta's defaults
@@ -103,11 +74,9 @@ def retention_changes(project: Project, target: Target, needed: timedelta | None
 
     `needed`: time from a cut until its pin ends; `timedelta.max` if one has no end, None if there are none.
     """
-    path = project.silver_path(target)
-    if not DeltaTable.is_deltatable(str(path)):
+    have, name = DeltaTableLog(project, target).properties(), table_ref(project, target).sql
+    if have is None:
         return ()
-    have = DeltaTable(str(path)).metadata().configuration
-    name = f"delta.{quote_identifier(str(path))}"
     own_record = json.loads(have.get(_OURS) or "{}")
     before = own_record.get("before") or {key: have.get(key) for key in (FILES, LOG)}
     if needed is None:

@@ -30,8 +30,9 @@ from cdc_lake.runtime.apply.table_span import MergePlan, prepare
 from cdc_lake.silver.row_tracing import NOTHING_WAITS
 from cdc_lake.tables.control_tables import ControlTables, lease
 from cdc_lake.tables.delta_silver import DeltaSilver
+from cdc_lake.tables.iceberg_table_log import iceberg_table
 from cdc_lake.tables.open_silver_table import store
-from cdc_lake.tables.silver_table import Marker, iceberg_table
+from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.spark_session import derive
 from tests.seeds import one_seed
 from tests.tally import tally

@@ -22,7 +22,7 @@ from cdc_lake.observability import failpoints as at
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.maintain import maintain_silver
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.spark_session import derive
 from cdc_lake_testing.broken_off import broken_off
 from cdc_lake_testing.histories import with_column
@@ -112,7 +112,7 @@ def put_together(there: World, names: tuple[str, ...]) -> None:
     """18: somebody compacts the tables, and apply dies on what that left."""
     for name in TABLES:
         target = there.project.target(name)
-        if read_marker(there.project, target, "test").version is None:
+        if table_log(there.project, target).marker("test").version is None:
             continue
         session = derive(there.spark)  # the others have the table as it was up to 30 s ago
         if target.format == "delta":

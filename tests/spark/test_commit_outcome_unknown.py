@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from py4j.protocol import Py4JNetworkError
 
 from cdc_lake.tables.catalog import catalog_settings
-from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.iceberg_table_log import iceberg_table
 from cdc_lake.tables.spark_session import RUNTIME_SETTINGS
 from cdc_lake_testing.doubted import Doubts, torn_metadata
 from cdc_lake_testing.rest_catalog import RestCatalogServer

@@ -12,7 +12,7 @@ from cdc_lake.errors import ConcurrentModification, OtherCatalog
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.catalog import catalog_settings
 from cdc_lake.tables.iceberg_silver import IcebergSilver
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.spark_session import derive, static_settings
 from cdc_lake.tables.types import SilverColumn
@@ -60,7 +60,7 @@ def test_spark_and_pyiceberg_share_a_rest_catalog(spark: Any, tmp_path: Path) ->
         with pytest.raises(ConcurrentModification):
             silver.commit("s", stale, 30, lambda to: f"INSERT INTO {to} VALUES (3, 'c')")
         assert silver.marker("s").position == 20
-        assert sorted(read_silver(project, target)["id"].to_pylist()) == [1, 2]
+        assert sorted(table_log(project, target).read()["id"].to_pylist()) == [1, 2]
 
 
 def test_a_session_that_has_another_pipelines_catalog_is_refused(spark: Any, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.resync import resync
 from cdc_lake.runtime.run import run
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.invariants import Known, invariants
 from tests.conftest import Database
 from tests.pipeline_file import make_project
@@ -65,7 +65,7 @@ class Shop:
         apply(self.project, once=True, stop=threading.Event(), report=silent, spark=self.spark)
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
-        rows = read_silver(self.project, self.project.target(TableName("public", table))).to_pylist()
+        rows = table_log(self.project, self.project.target(TableName("public", table))).read().to_pylist()
         return sorted((r["id"], r["n"], len(r["body"] or "")) for r in rows if r.get("is_current", True))
 
     def open_keys(self) -> set[int]:

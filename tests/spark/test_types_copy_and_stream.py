@@ -22,7 +22,7 @@ from cdc_lake.observability.events import silent
 from cdc_lake.ops.plan import type_ledger
 from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.receive.receiver import receive
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.types import Loss
 from tests.conftest import Database, drop_database, make_database, make_role
 from tests.pipeline_file import make_project
@@ -155,7 +155,7 @@ def check_companions(project: Project) -> None:
 
 
 def check_companion(project: Project, table: TableName) -> None:
-    found = read_silver(project, project.target(table)).to_pylist()
+    found = table_log(project, project.target(table)).read().to_pylist()
     text = next(name for name in found[0] if name.startswith("both_ways_"))
     assert {str(row[text])[:9]: str(row[f"{text}_decimal"]) for row in found} == {
         "1.50": "1.50",

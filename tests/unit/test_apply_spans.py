@@ -24,9 +24,9 @@ from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.layout_mapping import make_shape
 from cdc_lake.tables.catalog import catalog_address, open_catalog
-from cdc_lake.tables.commit_audit import CommitMetrics, read_commit_metrics
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.silver_table import Marker
-from cdc_lake.tables.table_stats import TableStatistics, all_below, weight
+from cdc_lake.tables.table_log import CommitMetrics, TableStatistics
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.pipeline_file import make_project
 from tests.seeds import one_seed
@@ -93,12 +93,12 @@ def test_keys_above_all_of_a_tables_files_are_proven_new(tmp_path: Path, fmt: st
     put(rows(1, 5))
     put(rows(3, 9))
     at = version(of, target)
-    assert all_below(of, target, at, "id", 10)
-    assert not all_below(of, target, at, "id", 9)
+    assert table_log(of, target).all_below(at, "id", 10)
+    assert not table_log(of, target).all_below(at, "id", 9)
     put(rows(50))
-    assert not all_below(of, target, version(of, target), "id", 10)
-    assert not all_below(of, target, at, "no such column", 10)
-    assert all_below(of, target, at, "id", 10), "the version that a plan was made for counts, not the newest"
+    assert not table_log(of, target).all_below(version(of, target), "id", 10)
+    assert not table_log(of, target).all_below(at, "no such column", 10)
+    assert table_log(of, target).all_below(at, "id", 10), "the version that a plan was made for counts, not the newest"
 
 
 @FORMATS
@@ -106,7 +106,7 @@ def test_a_file_without_bounds_proves_nothing(tmp_path: Path, fmt: str) -> None:
     of, target, put = silver(tmp_path, fmt)
     put(rows(1))
     put(rows(None))
-    assert not all_below(of, target, version(of, target), "id", 10)
+    assert not table_log(of, target).all_below(version(of, target), "id", 10)
 
 
 @FORMATS
@@ -143,12 +143,12 @@ def test_what_is_sent_to_every_task_fits_the_heap_many_times() -> None:
 @FORMATS
 def test_weight_and_what_a_commit_wrote_are_read_from_the_table(tmp_path: Path, fmt: str) -> None:
     of, target, put = silver(tmp_path, fmt)
-    assert weight(of, target) == TableStatistics(0, 0, marked=False)
+    assert table_log(of, target).statistics() == TableStatistics(0, 0, marked=False)
     put(rows(1, 2))
     put(rows(3))
-    now = weight(of, target)
+    now = table_log(of, target).statistics()
     assert now.files == 2
-    last = read_commit_metrics(of, target, version(of, target))
+    last = table_log(of, target).commit_metrics(version(of, target))
     assert last == CommitMetrics(1, last.size, 0, 0, 0)
     assert 0 < last.size < now.size
 
@@ -161,7 +161,7 @@ def test_a_file_that_got_marks_was_not_rewritten(tmp_path: Path) -> None:
         '{"commitInfo":{}}\n{"add":{"path":"a","size":1000,"deletionVector":{"sizeInBytes":40}}}\n'
         '{"remove":{"path":"a","size":1000}}\n{"remove":{"path":"b","size":500}}\n{"add":{"path":"c","size":300}}\n'
     )
-    assert read_commit_metrics(of, of.target(T.table), 7) == CommitMetrics(1, 340, 1, 500, 1)
+    assert table_log(of, of.target(T.table)).commit_metrics(7) == CommitMetrics(1, 340, 1, 500, 1)
 
 
 def test_rounded_bounds_hold_those_given_and_are_an_eighth_wider_at_most_on_either_side() -> None:

@@ -2,9 +2,6 @@
 `cross_field`, which evaluates all rules.
 
 Rules that need the server, such as the condition of a row filter, are checked when it is connected to.
-
-Spark gets no client for object stores, so what it writes (silver, checkpoints) must be in a folder; bronze and the
-control tables are written and read without Spark and can be in an object store.
 """
 
 from __future__ import annotations
@@ -44,7 +41,12 @@ def _is_polling(pipeline: CheckedPipeline) -> bool:
 
 def _bronze_in_store(pipeline: CheckedPipeline) -> bool:
     path = "lake.iceberg.warehouse" if pipeline.bronze.format == "iceberg" else "bronze.path"
-    return path in dict(_store_addresses(pipeline))
+    in_lake = _in_store(pipeline) and not pipeline.is_set(path)
+    return in_lake or path in dict(_store_addresses(pipeline))
+
+
+def _in_store(pipeline: CheckedPipeline) -> bool:
+    return "://" in pipeline.lake.path
 
 
 def _table_patterns(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -134,6 +136,8 @@ def _hex_columns(pipeline: CheckedPipeline) -> Iterator[Finding]:
 def _store_addresses(pipeline: CheckedPipeline) -> Iterator[tuple[str, str]]:
     """Settings that name a folder in an object store."""
     bronze, lake = pipeline.bronze, pipeline.lake
+    if _in_store(pipeline):
+        yield "lake.path", lake.path
     if lake.control is not None:
         yield "lake.control", lake.control
     if bronze.format == "delta" and "://" in (bronze.path or ""):
@@ -158,12 +162,13 @@ def _object_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
                 yield Finding(Problem.LAKE_LAYOUT, path, "an object store requires `lake.storage`", hint)
 
 
-def _silver_in_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    if "lake.iceberg.warehouse" not in dict(_store_addresses(pipeline)):
+def _catalog_of_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    """Iceberg tables in an object store whose catalog would be a file on this machine."""
+    if not _in_store(pipeline) or pipeline.is_set("lake.iceberg.uri"):
         return
-    summary = "Iceberg silver tables cannot be in an object store: Spark is given no client for it"
-    hint = "use `format: delta` for silver, or a local warehouse"
-    formats = {"silver.defaults": pipeline.silver.defaults.format}
+    summary = "Iceberg tables in an object store need a catalog that every machine reaches"
+    hint = "set `lake.iceberg.type` and `lake.iceberg.uri` to a REST catalog or a PostgreSQL database"
+    formats = {"bronze": pipeline.bronze.format, "silver.defaults": pipeline.silver.defaults.format}
     formats |= {f"silver.tables[{i}]": table.format for i, table in enumerate(pipeline.silver.tables) if table.format}
     for path, format_ in formats.items():
         if format_ == "iceberg":
@@ -349,9 +354,8 @@ _RULES = (
         "set it to `stop`: what cannot be decoded cannot be redacted",
     ),
     Rule(
-        Problem.LAKE_LAYOUT, "lake.path", lambda p: "://" in p.lake.path,
-        "expected a folder, not an address",
-        "silver and checkpoints need a local folder; `bronze.path` and `lake.control` can be in an object store",
+        Problem.LAKE_LAYOUT, "lake.work", lambda p: p.is_set("lake.work") and not _in_store(p),
+        "`work` applies only to a lake in an object store", "remove it: `path` is the directory",
     ),
     _object_store,
     Rule(
@@ -359,7 +363,7 @@ _RULES = (
         "`durability` does not apply to bronze in an object store",
         "remove it: what the store accepts is durable there, and only that is acknowledged",
     ),
-    _silver_in_store,
+    _catalog_of_store,
     Rule(
         Problem.LAKE_LAYOUT, "lake.storage.endpoint",
         lambda p: p.lake.storage and not p.lake.storage.allow_http

@@ -42,6 +42,7 @@ from cdc_lake.runtime.apply.merge import ApplyTotals, TableApplied
 from cdc_lake.silver.kind import old_column
 from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.silver.transforms import Projection
+from cdc_lake.tables.silver_table import table_ref
 from cdc_lake.tables.types import SilverColumn
 
 
@@ -243,8 +244,10 @@ def source_name(project: Project, table: TableName) -> tuple[str, str]:
 
 def silver_name(project: Project, target: Target) -> tuple[str, str]:
     """Namespace and name of a silver table: by its folder or, where a catalog keeps that to itself, by the catalog."""
-    if target.format == "delta":
-        return "file", str(project.silver_path(target))
+    address = table_ref(project, target).address
+    if address is not None:
+        store, _, key = address.partition("://")[2].partition("/")
+        return (f"s3://{store}", key) if store else ("file", address)
     warehouse = project.iceberg_warehouse or ""
     if "://" not in warehouse:
         catalog = urlsplit(project.iceberg_uri)

@@ -33,10 +33,9 @@ from cdc_lake.runtime.apply.table_integrity import (
 )
 from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.commit_audit import is_latest_version
 from cdc_lake.tables.control_schema import new_run
 from cdc_lake.tables.control_tables import ControlTables, control_tables, lease
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 
 
 def has_pending_work(project: Project, goal: int | None = None) -> bool:
@@ -150,11 +149,11 @@ def _is_settled(
         return True
     if missing_quarantine_rows(quarantine_log(control), target, state.epoch, table) is not None:
         return False
-    if is_latest_version(project, target, table.version) and not merge_may_be_lost(
+    if table_log(project, target).is_latest(table.version) and not merge_may_be_lost(
         project, target, state.stream, table
     ):
         return True
-    committed = read_marker(project, target, state.stream)  # maintenance may have committed; it changes no rows
+    committed = table_log(project, target).marker(state.stream)  # maintenance may have committed; it changes no rows
     violation = find_violation(project, target, state.stream, table, committed)
     in_sync = reconcile(table, committed, violation, table.position) == InSync()
     return in_sync and committed.generation == table.generation

@@ -12,7 +12,6 @@ recreates an earlier state.
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 import uuid
@@ -59,9 +58,9 @@ from cdc_lake.silver.row_tracing import NOTHING_WAITS, QuarantineState
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import RunRow, new_run
 from cdc_lake.tables.control_tables import control_tables, lease
-from cdc_lake.tables.open_silver_table import store
-from cdc_lake.tables.silver_reader import silver_exists, silver_version
-from cdc_lake.tables.silver_table import FIRST, Marker, read_marker
+from cdc_lake.tables.delta_table_log import remove_drafts
+from cdc_lake.tables.open_silver_table import store, table_log
+from cdc_lake.tables.silver_table import FIRST, Marker
 from cdc_lake.tables.spark_session import death, derive, start
 from cdc_lake.tables.types import quote_identifier
 
@@ -169,7 +168,7 @@ class Rebuilding:
         self._plan = rebuild_plan(project, self._reader, self._state, name, upto)
         self._grouped = project.group(name) is not None
         self._others = passed_by(project, self._log, self._state, self._cut, self._target, self._plan)
-        self._marker = read_marker(project, self._target, self._state.stream)
+        self._marker = table_log(project, self._target).marker(self._state.stream)
         before = [self._listed.generation] if self._listed is not None else []
         before += [self._marker.generation] if self._marker.position is not None else []
         self._generation = max(before, default=FIRST - 1) + 1
@@ -222,10 +221,9 @@ class Rebuilding:
     @contextmanager
     def _draft_content(self, spark: SparkSession) -> Iterator[tuple[Target, _Held]]:
         """The content in a temporary table, dropped at the end, and its quarantined changes."""
-        folder = self._project.lake / "scratch" / f"{self._project.name}.rebuild"
-        shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
+        namespace = f"scratch/{self._project.name}.rebuild"
+        remove_drafts(self._project, namespace)  # left by a killed process
         self._forget()
-        namespace = str(folder.relative_to(self._project.lake))
         name = f"{self._target.label}.{uuid.uuid4().hex[:8]}"
         # Only the final table is partitioned: the draft is read once, and its format may not support the partitioning.
         undivided = replace(self._target, format="delta", partition_by=(), cluster_by=())
@@ -235,7 +233,7 @@ class Rebuilding:
             check_divided(self._project, self._place, store(spark, self._project, draft).columns() or ())
             yield draft, quarantined
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_drafts(self._project, namespace)
 
     def _free(self, into: str) -> Target:
         """The target for another name. Raises RebuildPlaceTaken."""
@@ -246,8 +244,8 @@ class Rebuilding:
         if place.label in taken_labels:
             raise RebuildPlaceTaken(f"{place.label} is a table of the pipeline itself")
         # A rebuild that died between creating and filling an Iceberg table leaves one without a version.
-        unfinished = place.format == "iceberg" and silver_version(self._project, place) is None
-        if silver_exists(self._project, place) and not unfinished:
+        unfinished = place.format == "iceberg" and table_log(self._project, place).version() is None
+        if table_log(self._project, place).exists() and not unfinished:
             raise RebuildPlaceTaken(f"{place.label} already exists")
         return place
 
@@ -302,7 +300,7 @@ class Rebuilding:
             files,
             self._reader.layouts([draft.source], None if decided else span),
             reached.quarantined.waiting,
-            read_marker(self._project, draft, self._state.stream),
+            table_log(self._project, draft).marker(self._state.stream),
             layout=layout,
             near=nearby.local_paths,
             follows=reached.follows,

@@ -51,6 +51,7 @@ from cdc_lake.silver.transforms import (
     silver_shape,
     taken_columns,
 )
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.schema_evolution import (
     KINDS,
     AddColumn,
@@ -66,14 +67,7 @@ from cdc_lake.tables.schema_evolution import (
     operations,
     unlike,
 )
-from cdc_lake.tables.silver_table import (
-    SilverStore,
-    TableLayout,
-    actual_layout,
-    clustered_once,
-    declared_layout,
-    read_owner,
-)
+from cdc_lake.tables.silver_table import SilverStore, TableLayout, declared_layout, table_ref
 from cdc_lake.tables.types import SilverColumn, is_numeric, quote_identifier, typed_columns
 
 if TYPE_CHECKING:
@@ -342,7 +336,7 @@ _PARTITIONS: Final = re.compile(r"smallint|int|bigint|float|double|decimal\(.*\)
 
 def check_made(project: Project, target: Target) -> TableLayout | None:
     """How the table was created, None if it does not exist. Raises TransformChanged, DivisionChanged."""
-    actual, declared = actual_layout(project, target), declared_layout(target)
+    actual, declared = table_log(project, target).layout(), declared_layout(target)
     if actual is None:
         return None
     if actual.transforms != declared.transforms:
@@ -374,11 +368,11 @@ def divide(project: Project, target: Target, silver: SilverStore, columns: Seque
 
 def check_divisible(project: Project, target: Target) -> None:
     """Raise DivisionChanged if the existing table can never be partitioned as the pipeline file says now."""
-    if target.partition_by and clustered_once(project, target):
+    if target.partition_by and table_log(project, target).was_clustered():
         text = f"{target.label} was clustered, and Delta cannot partition a table that was"
-        place = project.silver_path(target)
+        address = table_ref(project, target).address
         hint = (
-            f"remove `partition_by`, or move {place} away and rebuild the table: its older versions are lost with "
+            f"remove `partition_by`, or move {address} away and rebuild the table: its older versions are lost with "
             "the folder"
         )
         raise DivisionChanged(text, where=_config_location(project, target, "partition_by"), hint=hint)
@@ -405,7 +399,7 @@ def check_partition_types(project: Project, target: Target, columns: Sequence[Si
     for column in columns:
         if column.name not in divided or _PARTITIONS.fullmatch(column.type):
             continue
-        actual = actual_layout(project, target) if column.type == "string" else None
+        actual = table_log(project, target).layout() if column.type == "string" else None
         if actual is not None and column.name in actual.partition_by:
             continue
         why = "an empty text would be stored as NULL" if column.type == "string" else "Delta cannot"
@@ -533,7 +527,7 @@ def refused_names(project: Project, tables: Iterable[TableName]) -> dict[TableNa
 
 
 def _is_of(project: Project, table: TableName) -> bool:
-    owner = read_owner(project, project.target(table))
+    owner = table_log(project, project.target(table)).owner()
     return owner is not None and owner.source == str(table)
 
 

@@ -54,7 +54,7 @@ from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
 from cdc_lake.source.base import domain_of, format_stream_position
 from cdc_lake.tables.control_schema import new_run
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +80,7 @@ def first_content(
         if (error := shared.get(copy.relation)) is not None:  # the marker belongs to another table's rows
             tables[relation] = planner.set_aside(target, copy.position - 1, error, None)
             continue
-        marker = read_marker(project, target, state.stream)
+        marker = table_log(project, target).marker(state.stream)
         adopts = planner.adopts(target)
         if adopts is True:
             marker = replace(marker, position=None, version=None)  # its content is not a base to continue from
@@ -103,7 +103,7 @@ def first_content(
     tables = planner.merge(prepared)
     for relation, table in tables.items():
         if table.version is None and table.state == ACTIVE:
-            version = read_marker(project, project.target(TableName.parse(relation)), state.stream).version
+            version = table_log(project, project.target(TableName.parse(relation))).marker(state.stream).version
             tables[relation] = replace(table, version=version)
     return Cut(beginning(control, state), tables)
 

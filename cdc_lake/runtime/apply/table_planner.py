@@ -55,10 +55,10 @@ from cdc_lake.runtime.apply.table_span import MergePlan, prepare
 from cdc_lake.runtime.apply.transaction_groups import GroupSteps
 from cdc_lake.silver.row_tracing import NOTHING_WAITS
 from cdc_lake.source.base import format_stream_position, takes_table_copies
-from cdc_lake.tables.commit_audit import is_latest_version
 from cdc_lake.tables.control_schema import SnapshotRow
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_table import Marker, read_marker
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import Marker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -181,7 +181,7 @@ class TablePlanner:
         """The error if bronze removed transactions that the table lacks."""
         if listed.position >= self._trimmed_to:
             return None
-        marker = read_marker(self._project, target, state.stream)
+        marker = table_log(self._project, target).marker(state.stream)
         copy = self._copy(state, str(target.source)) if marker.position is None else None
         position = max(
             listed.position, -1 if marker.position is None else marker.position, -1 if copy is None else copy[0]
@@ -213,7 +213,7 @@ class TablePlanner:
             target = self._project.target(TableName.parse(relation))
             if self._is_untouched(state, target, table, quarantine):
                 continue
-            committed = read_marker(self._project, target, state.stream)
+            committed = table_log(self._project, target).marker(state.stream)
             recorded, violation = self._audit_with_quarantine(state, target, table, committed, quarantine)
             match reconcile(recorded, committed, violation, table.position):
                 case Violated(error):
@@ -246,7 +246,7 @@ class TablePlanner:
                 or not merge_may_be_lost(self._project, target, state.stream, table)
             ):
                 continue
-            committed = read_marker(self._project, target, state.stream)
+            committed = table_log(self._project, target).marker(state.stream)
             recorded, violation = self._audit(state.stream, target, table, committed)
             match reconcile(recorded, committed, violation, table.position):
                 case Violated(error):
@@ -264,7 +264,7 @@ class TablePlanner:
         return (
             table.state == ACTIVE
             and table.version is not None
-            and is_latest_version(self._project, target, table.version)
+            and table_log(self._project, target).is_latest(table.version)
             and not merge_may_be_lost(self._project, target, state.stream, table)
             and missing_quarantine_rows(quarantine, target, state.epoch, table) is None
         )
@@ -367,7 +367,7 @@ class TablePlanner:
     def _plan_table(self, state: StreamCheckpoint, target: Target, plan: SpanPlan, inputs: _SpanInputs) -> None:
         """Add to `plan` how a table stands, and the task that takes it to the end of the span, if there is one."""
         relation, span, quarantine = str(target.source), inputs.span, inputs.quarantine
-        recorded, committed = plan.tables.get(relation), read_marker(self._project, target, state.stream)
+        recorded, committed = plan.tables.get(relation), table_log(self._project, target).marker(state.stream)
         expected = span.after if recorded is None else recorded.position
         adopts = self.adopts(target) if recorded is None or committed.position is None else False
         if isinstance(adopts, SilverNotOwned):

@@ -43,9 +43,8 @@ from cdc_lake.silver.row_tracing import QuarantineState
 from cdc_lake.silver.transforms import Projection, taken_columns
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-from cdc_lake.tables.open_silver_table import store
-from cdc_lake.tables.silver_table import Marker, Owner, SilverStore, read_owner
-from cdc_lake.tables.table_stats import mark_when_large
+from cdc_lake.tables.open_silver_table import mark_when_large, store, table_log
+from cdc_lake.tables.silver_table import Marker, Owner, SilverStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +100,7 @@ def resolve_table(spark: SparkSession, task: TableTask) -> ResolvedTable | None:
     if task.copied is None and task.follows is not None and made_again(task.follows, projection.silver.relation):
         summary = _begun_again(summary, task, projection.silver.relation)
     if not task.snapshot:
-        mark_when_large(spark, silver, task.project, task.target)
+        mark_when_large(spark, task.project, task.target)
     return ResolvedTable(task, summary, kind, projection, silver, _base(silver, task))
 
 
@@ -143,7 +142,7 @@ def _evolve_projection(
     silver: SilverStore, task: TableTask, kind: Kind, projection: Projection, position: int
 ) -> Projection:
     columns = kind.columns(projection.silver)
-    if task.adopts and read_owner(task.project, task.target) != Owner(task.project.name, task.stream):
+    if task.adopts and table_log(task.project, task.target).owner() != Owner(task.project.name, task.stream):
         silver.take_over(columns, task.stream)
     divide(task.project, task.target, silver, columns)
     shape = evolve(

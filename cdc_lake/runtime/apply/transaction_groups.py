@@ -37,7 +37,8 @@ from cdc_lake.silver.kind import RowIdentity
 from cdc_lake.silver.row_tracing import TRUNCATE, TableEvents, Unit, quarantined_as_whole, unit_of
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-from cdc_lake.tables.silver_table import Marker, read_marker
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import Marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _other_tables(
     for other in () if group is None else group.tables:
         listed = None if cut is None else cut.tables.get(str(other))
         if other != name and (cut is None or listed is not None):
-            marker = read_marker(project, target := project.target(other), stream)
+            marker = table_log(project, target := project.target(other)).marker(stream)
             position = -1 if listed is None else listed.position
             yield target, listed, marker, position if marker.position is None else max(position, marker.position)
 

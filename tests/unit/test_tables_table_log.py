@@ -12,8 +12,10 @@ from deltalake import DeltaTable
 from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import table_states
 from cdc_lake.errors import SilverMissing
-from cdc_lake.tables.commit_audit import ForeignCommit, find_foreign_commit, is_latest_version, is_version_replaced
-from cdc_lake.tables.silver_table import FIRST, Marker, app_id, iceberg_table, planned_for, read_marker
+from cdc_lake.tables.iceberg_table_log import iceberg_table
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import FIRST, Marker, app_id, planned_for
+from cdc_lake.tables.table_log import ForeignCommit
 from tests.silver_commits import FORMATS, STREAM, make, write
 
 
@@ -45,13 +47,13 @@ class Table:
         return iceberg_table(self.project, self.target)
 
     def found(self, known: int | None = None, generation: int = FIRST) -> ForeignCommit | None:
-        now = read_marker(self.project, self.target, STREAM).version
+        now = table_log(self.project, self.target).marker(STREAM).version
         assert now is not None
         known = self.versions[-1] if known is None else known
-        return find_foreign_commit(self.project, self.target, STREAM, known, now, generation)
+        return table_log(self.project, self.target).foreign_commit(STREAM, known, now, generation)
 
     def untouched(self) -> bool:
-        return is_latest_version(self.project, self.target, self.versions[-1])
+        return table_log(self.project, self.target).is_latest(self.versions[-1])
 
 
 @FORMATS
@@ -159,7 +161,7 @@ def test_the_log_says_whether_another_commit_is_in_the_place_of_our_merge(tmp_pa
     version = table.versions[-1]
 
     def said(position: int) -> bool:
-        return is_version_replaced(table.project, table.target, STREAM, version, position)
+        return table_log(table.project, table.target).is_replaced(STREAM, version, position)
 
     assert not said(110)
     assert said(120)
@@ -172,21 +174,21 @@ def test_the_log_says_whether_another_commit_is_in_the_place_of_our_merge(tmp_pa
 
 def test_a_catalog_gives_a_version_to_one_commit(tmp_path: Path) -> None:
     table = Table(tmp_path, "iceberg")
-    assert not is_version_replaced(table.project, table.target, STREAM, table.versions[-1], 120)
+    assert not table_log(table.project, table.target).is_replaced(STREAM, table.versions[-1], 120)
 
 
 @FORMATS
 def test_the_generation_in_force_is_the_one_that_was_begun_last_wherever_it_stands(tmp_path: Path, fmt: str) -> None:
     project, target = make(tmp_path, fmt)
-    assert read_marker(project, target, STREAM) == Marker(None, None, 1)
+    assert table_log(project, target).marker(STREAM) == Marker(None, None, 1)
     first = write(project, target, app_id(STREAM, target, 1), 200)
-    assert read_marker(project, target, STREAM) == Marker(200, first, 1)
+    assert table_log(project, target).marker(STREAM) == Marker(200, first, 1)
     second = write(project, target, app_id(STREAM, target, 2), 150)
-    assert read_marker(project, target, STREAM) == Marker(150, second, 2), "a rebuild may stand lower"
+    assert table_log(project, target).marker(STREAM) == Marker(150, second, 2), "a rebuild may stand lower"
     others = write(project, target, None)
-    assert read_marker(project, target, STREAM) == Marker(150, others, 2)
-    assert read_marker(project, target, STREAM, first) == Marker(200, first, 1), "old versions say what they were"
-    assert read_marker(project, target, "another").position is None
+    assert table_log(project, target).marker(STREAM) == Marker(150, others, 2)
+    assert table_log(project, target).marker(STREAM, first) == Marker(200, first, 1), "old versions say what they were"
+    assert table_log(project, target).marker("another").position is None
 
 
 @FORMATS
@@ -194,7 +196,7 @@ def test_a_version_that_is_not_there_has_no_marker(tmp_path: Path, fmt: str) -> 
     project, target = make(tmp_path, fmt)
     write(project, target, app_id(STREAM, target, 1), 200)
     with pytest.raises(SilverMissing):
-        read_marker(project, target, STREAM, 99)
+        table_log(project, target).marker(STREAM, 99)
 
 
 def test_a_cut_of_an_older_version_knew_only_the_first_generation() -> None:
