@@ -12,11 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +22,6 @@ from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.hash_chain import ChainVerdict
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader, decoded_later, in_order, relation_of, span_filter
-from cdc_lake.bronze.span_index import DataFileCache
 from cdc_lake.bronze.typed_changes import SOURCES as TYPED_SOURCES
 from cdc_lake.bronze.typed_changes import (
     Misfits,
@@ -112,15 +107,11 @@ _CHANGES = (INSERT, UPDATE, DELETE, TRUNCATE)
 
 
 class ChangeReader:
-    """A bronze table to read. Each call uses the newest version; one instance per thread.
-
-    From an object store, Spark reads local copies, which exist as long as this object.
-    """
+    """A bronze table to read. Each call uses the newest version; one instance per thread."""
 
     def __init__(self, reader: BronzeReader) -> None:
         self._reader = reader
         self._layouts: dict[int, Relation] = {}
-        self._nearby: DataFileCache | None = None
 
     def span(self, after: str | int | None = None, upto: str | int | None = None, *, epoch: int | None = None) -> Span:
         """The transactions after `after`, up to and including `upto`, of one epoch: by default all of the newest one.
@@ -233,12 +224,12 @@ class ChangeReader:
         # an undecodable transaction need not name the table
         paths = [*dict.fromkeys([*asked.paths, *asked.files.select_span(span, UNDECODABLE)])]
         query = partial(changes_sql, of=of, span=span, misfits=misfits, snapshot=snapshot, later=later)
-        return query_files(spark, self._local_paths(asked.files, paths), query)
+        return query_files(spark, asked.files.for_spark(paths), query)
 
     def spark_transactions(self, spark: SparkSession, span: Span | None = None) -> DataFrame:
         """The result of `transactions` as a DataFrame without order."""
         files = self._reader.files()
-        paths = self._local_paths(files, files.select_span(span, COMMIT))
+        paths = files.for_spark(files.select_span(span, COMMIT))
         return query_files(spark, paths, partial(transactions_sql, span=span))
 
     def register_views(self, spark: SparkSession, *, database: str | None = None) -> tuple[str, ...]:
@@ -252,15 +243,7 @@ class ChangeReader:
         if database is not None:
             return register_lasting(spark, self._reader, shapes, database)
         files = self._reader.applied_files()
-        return register(spark, self._local_paths(files, files.select()), shapes, later=decoded_later(files))
-
-    def _local_paths(self, files: Files, paths: list[str]) -> list[str]:
-        """Local paths of data files for Spark."""
-        if self._nearby is None:
-            folder = mkdtemp(prefix="cdc_lake_")
-            finalize(self, rmtree, folder, ignore_errors=True)
-            self._nearby = DataFileCache(Path(folder))
-        return self._nearby.local_paths(files, paths)
+        return register(spark, files.for_spark(files.select()), shapes, later=decoded_later(files))
 
     # ── files ──
 

@@ -68,15 +68,16 @@ class Files:
         """The files of a table that does not exist."""
         return cls(pa.table({"path": pa.array([], pa.string())}))
 
-    @property
-    def is_local(self) -> bool:
-        """Whether they are on this machine."""
-        return isinstance(self.filesystem, pafs.LocalFileSystem)
-
     @cached_property
     def paths(self) -> list[str]:
         """Where the files are in the file system."""
         return list(self.actions["path"].to_pylist())
+
+    def for_spark(self, paths: Sequence[str]) -> list[str]:
+        """Paths or addresses by which Spark reads some of the files; overlaid ones are on this machine."""
+        if isinstance(self.filesystem, pafs.LocalFileSystem):
+            return list(paths)
+        return [path if path.startswith("/") else f"s3://{path}" for path in paths]
 
     def select(
         self,

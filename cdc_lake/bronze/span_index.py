@@ -1,11 +1,9 @@
-"""Prepares a span of bronze for apply: properties of its changes, and local files that Spark can read.
+"""Prepares a span of bronze for apply: properties of its changes, and files by table.
 
 * The summary of a table's changes determines how the span is applied: layouts, truncates, unchanged columns, moved
   keys. It reads six narrow columns of the files whose statistics overlap the span, in milliseconds.
 * Data files contain the changes of all tables. A large span that touches several tables is partitioned by table into
   scratch files of about 64 MiB, so that the cost grows with the changes and not with tables times changes.
-* Files of an object store are copied to a scratch folder, once for all tables of a span, because Spark has no client
-  for object stores. Up to `KEPT_BYTES` of earlier ones are kept; the oldest are deleted first.
 * Changes that touched given keys are found file by file, without a whole history in memory.
 
 Scratch files are deleted after the span or the run; the next run deletes those of a killed one.
@@ -14,7 +12,6 @@ Scratch files are deleted after the span or the run; the next run deletes those 
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -25,7 +22,6 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from cdc_lake.bronze.contract import DELETE, INSERT, SCHEMA, SNAPSHOT, TRUNCATE, UPDATE
@@ -37,7 +33,6 @@ from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import RefetchedRows
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.files import grouped
-from cdc_lake.tables.object_store import reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,85 +242,6 @@ def _write(rows: pa.Table, path: Path) -> str:
     except OSError as cause:
         raise LakeError("a span could not be split by table", where=str(path.parent)) from cause
     return str(path)
-
-
-KEPT_BYTES = 256 << 20
-"""Files of earlier spans: most are read once, because a commit is one file; compacted ones are read again."""
-
-_SIDE_BY_SIDE = 4
-_CHUNK = 4 << 20
-
-
-def as_they_are(files: Files, paths: Sequence[str]) -> list[str]:
-    """For a local bronze: the paths themselves."""
-    del files
-    return list(paths)
-
-
-class DataFileCache:
-    """Copies of data files in `folder`, which it owns. Thread-safe."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._turn = threading.Lock()
-        self._sizes: dict[str, int] = {}
-        """Existing copies, by last use."""
-        self._fresh = False
-
-    def local_paths(self, files: Files, paths: Sequence[str]) -> list[str]:
-        """Local paths of data files of bronze. Raises StoreUnavailable, LakeError."""
-        if files.is_local:
-            return list(paths)
-        with self._turn:
-            afar = [path for path in paths if not path.startswith("/")]  # overlaid files are local
-            self._fetch(files.filesystem, [path for path in afar if path not in self._sizes])
-            for path in afar:
-                self._sizes[path] = self._sizes.pop(path)
-        return [path if path.startswith("/") else str(self._local(path)) for path in paths]
-
-    def release(self) -> None:
-        """Allow deletion of all copies: the span is over."""
-        with self._turn:
-            left = sum(self._sizes.values())
-            for path in list(self._sizes):
-                if left <= KEPT_BYTES:
-                    break
-                left -= self._sizes.pop(path)
-                self._local(path).unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Remove the folder."""
-        with self._turn:
-            self._sizes.clear()
-            if self._fresh:
-                shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _fetch(self, filesystem: pafs.FileSystem, missing: Sequence[str]) -> None:
-        if not missing:
-            return
-        if not self._fresh:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._fresh = True
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(_SIDE_BY_SIDE, "fetch") as pool:
-            for path, size in zip(missing, pool.map(lambda path: self._copy(filesystem, path), missing), strict=True):
-                self._sizes[path] = size
-
-    def _copy(self, filesystem: pafs.FileSystem, path: str) -> int:
-        near = self._local(path)
-        part = near.with_suffix(".part")
-        with reading(path), filesystem.open_input_file(path) as source, part.open("wb") as sink:
-            size = int(source.size())
-            while chunk := source.read(_CHUNK):
-                sink.write(chunk)
-            if sink.tell() != size:
-                raise LakeError(f"{sink.tell()} of {size} bytes of a data file could be read", where=path)
-        part.rename(near)
-        return size
-
-    def _local(self, path: str) -> Path:
-        """The local path; names of data files contain a UUID, so they are unique."""
-        return self._folder / path.rpartition("/")[2]
 
 
 Key: TypeAlias = tuple[str | None, ...]

@@ -222,8 +222,7 @@ class Iceberg(Section):
     type: Literal["sql", "rest"] = "sql"
     """`sql`: a SQLite file or a PostgreSQL database (`postgresql+psycopg://…`); `rest`: a REST catalog server."""
     uri: Annotated[Text | None, Field(repr=False)] = None
-    """Address of the catalog; SQLite in `<lake.path>/catalog.db` by default, if that is local. A password in it is never
-    shown."""
+    """Address of the catalog; SQLite in `<lake.path>/catalog.db` by default. A password in it is never shown."""
     warehouse: Text | None = None
     """Directory or address of the tables, `<lake.path>/warehouse` by default; for a REST catalog, the name of the
     warehouse."""

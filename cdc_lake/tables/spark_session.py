@@ -259,9 +259,7 @@ def static_settings(project: Project) -> dict[str, str]:
 
 def needs_store(project: Project) -> bool:
     """Whether Spark reads or writes tables in an object store."""
-    lake = project.pipeline.lake
-    iceberg = lake.iceberg.type == "rest" or (project.iceberg_warehouse or "").startswith("s3://")
-    return lake.storage is not None and (project.lake_address is not None or iceberg)
+    return project.pipeline.lake.storage is not None
 
 
 def secret_settings(project: Project) -> dict[str, str]:

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.span_index import DataFileCache
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.snapshot_copy import Stopped
 from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, last_cut, write_cut
@@ -256,40 +255,33 @@ class Rebuilding:
 
     def _build(self, spark: SparkSession, draft: Target) -> _Held:
         """Fill the draft, layout by layout as a run does; returns its quarantined changes at the end."""
-        plan, nearby = self._plan, DataFileCache(self._project.scratch.with_name(f"{self._project.name}.rebuilt-from"))
-        silver = store(spark, self._project, draft)
+        plan, silver = self._plan, store(spark, self._project, draft)
         reached = _At(None, _Held(0, NOTHING_WAITS))
-        try:
-            if plan.layout is not None:
-                first = Span(self._state.epoch, plan.begins - 1, plan.begins)
-                reached = self._step(spark, self._task(draft, first, reached, nearby, layout=plan.layout), reached)
-            for number, part in enumerate(plan.parts, 1):
-                if self._stop.is_set():
-                    raise Stopped
-                reached = self._part(spark, draft, part, reached, nearby)
-                nearby.release()
-                self._report(ProgressEvent("rebuild", self._target.label, number, len(plan.parts), unit="spans"))
-        finally:
-            nearby.close()
+        if plan.layout is not None:
+            first = Span(self._state.epoch, plan.begins - 1, plan.begins)
+            reached = self._step(spark, self._task(draft, first, reached, layout=plan.layout), reached)
+        for number, part in enumerate(plan.parts, 1):
+            if self._stop.is_set():
+                raise Stopped
+            reached = self._part(spark, draft, part, reached)
+            self._report(ProgressEvent("rebuild", self._target.label, number, len(plan.parts), unit="spans"))
         if silver.columns() is None:  # no rows so far
             silver.create(kind_of(draft, self._plan.form).columns(self._shape(spark, draft)), self._state.stream)
         return reached.quarantined
 
-    def _part(self, spark: SparkSession, draft: Target, part: Part, reached: _At, nearby: DataFileCache) -> _At:
+    def _part(self, spark: SparkSession, draft: Target, part: Part, reached: _At) -> _At:
         if part.copy is not None:
-            task = self._task(draft, part.span, reached, nearby, layout=part.copy.layout)
+            task = self._task(draft, part.span, reached, layout=part.copy.layout)
             return self._step(spark, replace(task, copied=Copied(part.commit_ts)), reached)
         span: Span | None = part.span
         while span is not None:
-            full_task = replace(self._task(draft, span, reached, nearby), size=part.size)
+            full_task = replace(self._task(draft, span, reached), size=part.size)
             next_task = full_task if full_task.next_layout is None else full_task.end_before(full_task.next_layout)
             reached = self._step(spark, next_task, reached)
             span = None if next_task is full_task else replace(span, after=next_task.span.upto)
         return reached
 
-    def _task(
-        self, draft: Target, span: Span, reached: _At, nearby: DataFileCache, layout: int | None = None
-    ) -> TableTask:
+    def _task(self, draft: Target, span: Span, reached: _At, layout: int | None = None) -> TableTask:
         files = self._reader.applied_files() if layout is None else self._reader.files()
         decided = self._log.decisions_on(str(draft.source), span) if layout is None else NOTHING_DECIDED
         task = TableTask(
@@ -302,7 +294,6 @@ class Rebuilding:
             reached.quarantined.waiting,
             table_log(self._project, draft).marker(self._state.stream),
             layout=layout,
-            near=nearby.local_paths,
             follows=reached.follows,
             allowed=self._allowing,
             all_relations=lambda: self._reader.layouts([draft.source]).values(),

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.reader import BronzeReader, CommitRow, span_filter
-from cdc_lake.bronze.span_index import SpanSummary, as_they_are, outline
+from cdc_lake.bronze.span_index import SpanSummary, outline
 from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import TableState, content_before
@@ -55,8 +55,8 @@ class TableTask:
     """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end.
 
     `quarantine`: before the span; `stood`: the table's marker when the span was chosen; `size`: upper bound of the
-    changes' bytes as received, None if unknown; `near`: where Spark reads data files; `follows`: the layout of silver's
-    rows, None if unknown; `allowed`: approved destructive operations; `all_relations`: all layouts of the table;
+    changes' bytes as received, None if unknown; `follows`: the layout of silver's rows, None if unknown; `allowed`:
+    approved destructive operations; `all_relations`: all layouts of the table;
     `summary`: the summary of the span, if read; `rereads`, `decided`: repaired rows and decisions that take effect in
     the span; `quarantined_units`: transactions held as a whole; `copied`: the snapshot's rows end all rows of silver,
     None if there are none; `adopts`: the table belongs to somebody else, and is replaced on purpose; `form`: the
@@ -73,7 +73,6 @@ class TableTask:
     stood: Marker
     layout: int | None = None
     size: int | None = None
-    near: Callable[[Files, Sequence[str]], list[str]] = as_they_are
     follows: Relation | None = None
     allowed: Container[str] = frozenset()
     all_relations: Callable[[], Iterable[Relation]] = tuple

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.span_index import SPLIT_FROM, DataFileCache, SpanPartitioner, as_they_are, outline
+from cdc_lake.bronze.span_index import SPLIT_FROM, SpanPartitioner, outline
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import ACTIVE, FAILED, NOT_ADVANCING, PAUSED, TableState, content_before, state_from_marker
 from cdc_lake.control.ownership import Ownership, adoption
@@ -130,7 +130,6 @@ class TablePlanner:
         self._allowed = allowed
         self._report = report
         self._bronze = bronze_reader(project)
-        self._nearby = DataFileCache(project.scratch)
         self._splitter = SpanPartitioner(project.scratch.with_name(f"{project.name}.spans"))
         self._control = control_tables(project)
         self._sessions = Sessions(spark, 1 if lives.suspects else project.pipeline.apply.parallelism, lives)
@@ -148,7 +147,6 @@ class TablePlanner:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._sessions.__exit__(kind, value, trace)
-        self._nearby.close()
         self._splitter.close()
 
     def sql(self, target: Target, statement: str) -> None:
@@ -435,7 +433,6 @@ class TablePlanner:
             open_quarantine(inputs.quarantine, relation, state.epoch, marker.generation, span.after).waiting,
             marker,
             size=inputs.load.size if own else None,
-            near=self._nearby.local_paths if part is None else as_they_are,
             follows=self._follows(target, layout, layouts),
             allowed=self._allowed,
             all_relations=partial(self._all_layouts, target),
@@ -497,7 +494,7 @@ class TablePlanner:
         span = Span(state.epoch, position - 1, position)
         files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
         task = TableTask(self._project, target, state.stream, span, files, layouts, NOTHING_WAITS, marker, layout)
-        return replace(task, all_relations=partial(self._all_layouts, target), near=self._nearby.local_paths)
+        return replace(task, all_relations=partial(self._all_layouts, target))
 
     def follow_earlier_stream(self, state: StreamCheckpoint, first: TableTask) -> TableTask:
         """The task of a table's first content in a stream after another one: in a table that keeps history, the copied
@@ -582,7 +579,6 @@ class TablePlanner:
             facts = {"table": target.label, **merged.strategy.facts, **merged.written.facts}
             facts["seconds"] = round(merged.seconds, 3)
             self._report(ProgressEvent("merge", target.label, merge_plan.summary.rows, unit="changes", facts=facts))
-        self._nearby.release()
         return self.groups.bind(tables)
 
     def _merge_table(self, merge_plan: MergePlan) -> MergeResult | CdcLakeError:

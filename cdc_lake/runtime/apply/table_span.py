@@ -118,10 +118,9 @@ def read_table_changes(spark: SparkSession, table: ResolvedTable) -> TableChange
     """The changes of a table's span, typed, and silver's live rows."""
     task, summary, kind = table.task, table.summary, table.kind
     chosen = span_files(task.files, task.target.source, task.span, snapshot=task.snapshot)
-    paths = task.near(task.files, chosen)
     rows = read_changes(
         spark,
-        paths,
+        task.files.for_spark(chosen),
         task.target.source,
         task.span,
         snapshot=task.snapshot,
@@ -130,7 +129,7 @@ def read_table_changes(spark: SparkSession, table: ResolvedTable) -> TableChange
         rereads=task.rereads,
         released=task.decided.released_rows,
     )
-    if summary.rows <= ONE_TASK and len(paths) <= _ONE_TASK_FILES:
+    if summary.rows <= ONE_TASK and len(chosen) <= _ONE_TASK_FILES:
         rows = rows.coalesce(1)
     # a copy replaces all rows: silver's former rows have no part in it
     live = None if table.base.version is None or task.first else live_rows(kind, spark.table(table.silver.name))
