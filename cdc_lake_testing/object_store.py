@@ -30,7 +30,7 @@ class _AtomicPut:
         self._lock = Lock()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] != "PUT" or "HTTP_IF_NONE_MATCH" not in environ:
+        if environ["REQUEST_METHOD"] != "PUT" or not environ.keys() & {"HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"}:
             return self._app(environ, start_response)
         environ["wsgi.input"] = BytesIO(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
         with self._lock:

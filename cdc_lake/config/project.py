@@ -6,9 +6,6 @@ name, otherwise the file's own folder. They never depend on the working director
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,14 +182,6 @@ class Project:
             if existing is not None and not existing.is_dir():
                 hint = "is that file yours? move it away; otherwise set `lake.path` to another folder; then run again"
                 raise error(f"a file exists in place of the lake's folder {folder}", where=str(existing), hint=hint)
-
-    @property
-    def lease(self) -> Path:
-        """Local folder of the lease on silver: an object store has no locks, and a mounted one often has none."""
-        if self.control_address is None:
-            return self.control
-        lake = hashlib.sha256(str(self.lake.absolute()).encode()).hexdigest()[:12]
-        return Path(tempfile.gettempdir()) / f"cdc_lake-{os.getuid()}" / f"{self.name}-{lake}"
 
     @property
     def checkpoint(self) -> Path:

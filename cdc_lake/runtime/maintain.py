@@ -40,7 +40,8 @@ from cdc_lake.tables.control_schema import (
     needed_upgrades,
     version_of,
 )
-from cdc_lake.tables.control_tables import control_tables, lease
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.maintenance import Keep, MaintenanceStep, silver_upkeep
 from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.spark_session import derive, start
@@ -357,7 +358,7 @@ def upgrade(project: Project, *, yes: bool = False) -> Upgrade:
     upgrade_plan = _plan_upgrade(project)
     if yes and upgrade_plan.pending:
         control = control_tables(project)
-        with lease(project.lease):
+        with apply_lease(project):
             for name in get_args(ControlName):
                 if any(table.table == _label(name) for table in upgrade_plan.pending):
                     bring(control.place(name), name)

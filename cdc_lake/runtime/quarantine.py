@@ -36,7 +36,8 @@ from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.row_tracing import Key, unit_of
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import utc_now
-from cdc_lake.tables.control_tables import control_tables, lease
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.open_silver_table import table_log
 
 
@@ -269,7 +270,7 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
     single key.
     """
     name = source_table(table)
-    with lease(project.lease) if yes else nullcontext():
+    with apply_lease(project) if yes else nullcontext():
         reader, control = bronze_reader(project), control_tables(project)
         state = reader.state()
         if state is None:

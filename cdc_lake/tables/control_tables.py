@@ -17,11 +17,8 @@ Silver itself is protected by the markers in its tables; two machines on one lak
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -36,7 +33,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.config.project import Project
-from cdc_lake.errors import AnotherApply, AnotherCopy, BronzeNotWritten, ControlNotWritten, LakeError, StateError
+from cdc_lake.errors import BronzeNotWritten, ControlNotWritten, LakeError
 from cdc_lake.tables.control_schema import (
     CONTROL_PROPERTY,
     CONTROL_VERSION,
@@ -429,33 +426,3 @@ def _arrow(name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table) -> p
             different = sorted(row.keys() ^ set(schema.names))
             raise LakeError(f"a row for `{name}` has other columns than the table: {', '.join(different)}")
     return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
-
-
-_APPLY, _COPY = "apply.lock", "copy.lock"
-
-
-def lease(folder: Path) -> AbstractContextManager[None]:
-    """Hold the lease of the pipeline whose control tables are in `folder`. Raises AnotherApply if it is taken."""
-    return _lock_folder(folder, _APPLY, AnotherApply, "applies this pipeline already")
-
-
-def copy_lease(folder: Path) -> AbstractContextManager[None]:
-    """The lease for resyncs: a table has one at a time. Raises AnotherCopy."""
-    return _lock_folder(folder, _COPY, AnotherCopy, "copies tables of this pipeline already")
-
-
-@contextmanager
-def _lock_folder(folder: Path, name: str, error: type[StateError], words: str) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as taken:
-            holder = os.pread(file, 20, 0).decode("ascii", "replace").strip() or "unknown"
-            raise error(f"process {holder} {words}", where=str(folder)) from taken
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(file)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow.fs as pafs
@@ -25,6 +25,9 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from cdc_lake.config.model import ObjectAddress, Storage
 from cdc_lake.config.project import Project
 from cdc_lake.errors import StaleObjectListing, StoreRefused, StoreUnavailable, StoreUnfenced
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
 
 
 def _s3_config(storage: Storage) -> dict[str, str]:
@@ -190,17 +193,11 @@ class ObjectStore:
             StoreRefused: The store refuses a request.
         """
         from obstore.exceptions import AlreadyExistsError, BaseError  # noqa: PLC0415  # once for a store
-        from obstore.store import S3Store  # noqa: PLC0415  # as above
 
         if self._is_fenced:
             return
         bucket, _, folder = path.partition("/")
-        store = S3Store(
-            bucket,
-            config=_s3_config(self._storage),  # type: ignore[arg-type]  # keys of a TypedDict
-            client_options={"allow_http": self._storage.allow_http, "connect_timeout": "5s", "timeout": "30s"},
-            retry_config={"max_retries": 0},
-        )
+        store = self._bucket(bucket)
 
         def put(key: str) -> bool | None:
             """Whether the object was accepted; None if no answer came."""
@@ -229,6 +226,54 @@ class ObjectStore:
             for _ in range(_ROUNDS):
                 self.persist(race, where)
         self._is_fenced = True
+
+    def _bucket(self, bucket: str) -> S3Store:
+        """A client without retries for single objects of a bucket."""
+        from obstore.store import S3Store  # noqa: PLC0415  # a receiver of a local lake needs none
+
+        return S3Store(
+            bucket,
+            config=_s3_config(self._storage),  # type: ignore[arg-type]  # keys of a TypedDict
+            client_options={"allow_http": self._storage.allow_http, "connect_timeout": "5s", "timeout": "30s"},
+            retry_config={"max_retries": 0},
+        )
+
+    def read_tagged(self, path: str, where: str) -> tuple[str, str] | None:
+        """A small text object and its ETag, None if it does not exist. Raises StoreUnavailable, StoreRefused."""
+        from obstore.exceptions import BaseError, NotFoundError  # noqa: PLC0415  # as above
+
+        bucket, _, key = path.partition("/")
+
+        def read() -> tuple[str, str] | None:
+            try:
+                got = self._bucket(bucket).get(key)
+                return bytes(got.bytes()).decode(), str(got.meta["e_tag"])
+            except NotFoundError:
+                return None
+            except BaseError as cause:
+                raise OSError(str(cause)) from cause
+
+        return self.persist(read, where)
+
+    def put_if(self, path: str, text: str, where: str, *, tag: str | None) -> str | None:
+        """Put a small text object that is not in the store in this form yet, if it still has the ETag `tag` (None: if
+        it does not exist); its new ETag, None if the store refused. Raises StoreUnavailable, StoreRefused.
+        """
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError  # noqa: PLC0415  # as above
+
+        bucket, _, key = path.partition("/")
+
+        def put() -> str | None:
+            try:
+                mode: Any = "create" if tag is None else {"e_tag": tag}
+                return str(self._bucket(bucket).put(key, text.encode(), mode=mode, use_multipart=False)["e_tag"])
+            except (AlreadyExistsError, PreconditionError):  # perhaps by an attempt whose reply was lost
+                present = self.read_tagged(path, where)
+                return present[1] if present is not None and present[0] == text else None
+            except BaseError as cause:
+                raise OSError(str(cause)) from cause
+
+        return self.persist(put, where)
 
     def read(self, path: str) -> str | None:
         """A small text object, None if it does not exist."""

@@ -40,7 +40,8 @@ from cdc_lake.runtime.receive.loop import ReceiveSummary
 from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.source.base import StreamIdentity
 from cdc_lake.source.sql_text import PRINTING
-from cdc_lake.tables.control_tables import ControlTables, lease
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.lease import apply_lease
 from cdc_lake_testing.beside import beside, streams, until
 from cdc_lake_testing.workload import SHAPES, Workload
 from tests.bronze_replay import bronze_rows, tables_from_bronze
@@ -192,7 +193,7 @@ def test_the_slot_goes_on_while_apply_stands_in_a_merge(database: Database, tmp_
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, words text)")
         seen = [once(project).confirm]
-        with lease(project.lease):  # as apply has it from its start to its end
+        with apply_lease(project):  # as apply has it from its start to its end
             for number in range(3):
                 rows = "generate_series(1000 * %s::int, 1000 * %s::int + 999) AS g"
                 conn.execute(f"INSERT INTO t SELECT g, repeat('x', 100) FROM {rows}", [number, number])

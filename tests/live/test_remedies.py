@@ -45,7 +45,8 @@ from cdc_lake.tables import control_schema, delta_log
 from cdc_lake.tables import control_tables as control
 from cdc_lake.tables.catalog import open_catalog
 from cdc_lake.tables.control_schema import CONTROL_PROPERTY
-from cdc_lake.tables.control_tables import control_tables, copy_lease, lease
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.lease import apply_lease, copy_lease
 from cdc_lake_testing.beside import streams, until
 from cdc_lake_testing.relay import Connection, Relay
 from cdc_lake_testing.rest_catalog import RestCatalogServer
@@ -408,14 +409,14 @@ CASES: dict[str, Case] = {
         patched(DeltaBronzeTable, "commit", overtaken), "STA620", anew=False, mend=nothing
     ),
     "another process applies": Case(
-        both(of_an_older_form, entered(lambda library: lease(project_of(library).lease))),
+        both(of_an_older_form, entered(lambda library: apply_lease(project_of(library)))),
         "STA624",
         anew=False,
         mend=both(left, command("upgrade", "--yes")),
         verb=("upgrade", "--yes"),
     ),
     "another process copies": Case(
-        entered(lambda library: copy_lease(project_of(library).lease)),
+        entered(lambda library: copy_lease(project_of(library))),
         "STA625",
         anew=False,
         mend=both(left, command("resync", "public.loans")),

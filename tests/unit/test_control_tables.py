@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +19,10 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.config.model import ObjectAddress
-from cdc_lake.errors import AnotherApply, LakeError, Retry
+from cdc_lake.errors import LakeError, Retry
 from cdc_lake.tables import delta_log
 from cdc_lake.tables.control_schema import TABLES, CutRow, RunRow, SnapshotRow, StreamRow, schema_of, utc_now
-from cdc_lake.tables.control_tables import ControlTables, lease
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake_testing.faulty_store import Chance, FaultyStore
@@ -302,29 +300,3 @@ def test_a_cut_in_a_compacted_file_is_still_the_last_of_its_stream(opened: Calla
     assert control.last_cut("a") == cut(80, 1, "a")
     assert control.last_cut("b") == cut(75, 1, "b")
     assert control.last_cut() == cut(80, 1, "a")
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from cdc_lake.tables.control_tables import lease
-with lease(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_lease_is_refused_while_held_and_goes_with_a_killed_process(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    try:
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(AnotherApply, match=f"process {holder.pid} "), lease(tmp_path):
-            pass
-    finally:
-        holder.kill()
-        holder.communicate()
-    with lease(tmp_path):
-        pass
-    with lease(tmp_path):
-        pass

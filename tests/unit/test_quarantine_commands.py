@@ -18,7 +18,8 @@ from cdc_lake.model.quarantine import FIRST_ORDINAL
 from cdc_lake.observability import failpoints as at
 from cdc_lake.runtime.quarantine import Choice, decide, list_quarantine
 from cdc_lake.tables.control_schema import CutRow, utc_now
-from cdc_lake.tables.control_tables import control_tables, lease
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.lease import apply_lease
 from cdc_lake_testing.broken_off import broken_off
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.shell import output_of
@@ -164,7 +165,7 @@ def test_without_a_choice_or_a_reason_the_command_line_is_wrong(project: Project
 
 
 def test_while_another_process_applies_nothing_is_decided(project: Project):
-    with lease(project.lease):
+    with apply_lease(project):
         with pytest.raises(AnotherApply):
             cdc_lake.Pipeline(project).release_quarantined("orders", key=["7"], reason="fine")
         assert decide(project, "release", "orders", Choice(("7",)), "fine", yes=False).changes

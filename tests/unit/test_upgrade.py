@@ -43,8 +43,9 @@ from cdc_lake.tables.control_schema import (
     utc_now,
     version_of,
 )
-from cdc_lake.tables.control_tables import ControlTables, lease
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
+from cdc_lake.tables.lease import apply_lease
 from cdc_lake_testing.broken_off import broken_off
 from tests.data import make_lake
 from tests.shell import output_of
@@ -140,7 +141,7 @@ def test_a_lake_of_a_newer_version_is_refused_before_anything_is_changed(old: Pr
 
 
 def test_nothing_is_changed_while_a_run_applies(old: Project) -> None:
-    with lease(old.control), pytest.raises(AnotherApply):
+    with apply_lease(old), pytest.raises(AnotherApply):
         upgrade(old, yes=True)
     assert upgrade(old).pending
 

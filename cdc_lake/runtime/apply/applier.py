@@ -30,7 +30,7 @@ from cdc_lake.runtime.apply.merge import ApplyTotals
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.apply.spark_sessions import SparkLives
 from cdc_lake.runtime.apply.table_integrity import ApprovedOperations
-from cdc_lake.tables.control_tables import lease
+from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.spark_session import death, start
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def apply(
     SparkNotStarted, SparkDied; with `once` TransactionUndecoded, for which a run without `once` waits.
     """
     began = time.monotonic()
-    with lease(project.lease):
+    with apply_lease(project):
         if spark is None:
             report(ProgressEvent("apply", "starting Spark"))
             spark = start(project)

@@ -34,7 +34,8 @@ from cdc_lake.runtime.apply.table_integrity import (
 from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import new_run
-from cdc_lake.tables.control_tables import ControlTables, control_tables, lease
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.open_silver_table import table_log
 
 
@@ -62,7 +63,7 @@ def settle_without_spark(project: Project, goal: int | None, report: ProgressRep
         LakeError: The control tables cannot be read or written.
     """
     began, since = datetime.now(UTC), time.monotonic()
-    with lease(project.lease):
+    with apply_lease(project):
         try:
             standing = _load_standing(project, goal)
         except CdcLakeError:

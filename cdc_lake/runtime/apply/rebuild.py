@@ -56,8 +56,9 @@ from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.silver.row_tracing import NOTHING_WAITS, QuarantineState
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import RunRow, new_run
-from cdc_lake.tables.control_tables import control_tables, lease
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.delta_table_log import remove_drafts
+from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.open_silver_table import store, table_log
 from cdc_lake.tables.silver_table import FIRST, Marker
 from cdc_lake.tables.spark_session import death, derive, start
@@ -112,7 +113,7 @@ def rebuild(
     if to is not None and into is None:
         raise RebuildNeedsPlace("a live table continues from its watermark; it cannot be kept in a past state")
     name = source_table(table)
-    with lease(project.lease):
+    with apply_lease(project):
         work = Rebuilding(project, name, to, into, report, adopt=adopt)
         if spark is None:
             report(ProgressEvent("rebuild", "starting Spark"))

@@ -1,0 +1,130 @@
+"""One process at a time applies a pipeline: on one machine by a locked file, on several by an object in the store."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.config.model import ObjectAddress
+from cdc_lake.config.project import Project
+from cdc_lake.errors import AnotherApply
+from cdc_lake.tables import lease
+from cdc_lake.tables.lease import StoreLease, apply_lease
+from cdc_lake.tables.object_store import ObjectStore
+from cdc_lake_testing.object_store import LocalStore, storage_at
+from tests.pipeline_file import make_project
+
+ADDRESS = ObjectAddress("leases", "control/_lease/apply.json")
+HOLD = """
+import sys, time
+from pathlib import Path
+from cdc_lake.config.project import Project
+from cdc_lake.config.model import Pipeline
+from cdc_lake.tables.lease import apply_lease
+pipeline = Pipeline.model_validate_json(sys.argv[1])
+with apply_lease(Project(pipeline, Path(sys.argv[2]) / "shop.yaml", Path(sys.argv[2]))):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[LocalStore]:
+    with LocalStore() as running:
+        running.bucket("leases")
+        yield running
+
+
+@pytest.fixture(params=["disk", "store"])
+def project(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: LocalStore
+) -> Project:
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.2)
+    if request.param == "disk":
+        return make_project(tmp_path)
+    storage = {**storage_at(store.endpoint).model_dump(), "access_key_id": "kit", "secret_access_key": "kit-secret"}
+    return make_project(tmp_path, lake={"control": f"s3://leases/{tmp_path.name}", "storage": storage})
+
+
+def settings(project: Project) -> str:
+    document = project.pipeline.model_dump(mode="json", by_alias=True)
+    if document["lake"]["storage"]:
+        document["lake"]["storage"] |= {"access_key_id": "kit", "secret_access_key": "kit-secret"}
+    return json.dumps(document)
+
+
+def test_a_lease_is_refused_while_held_and_goes_with_a_killed_process(project: Project) -> None:
+    command = [sys.executable, "-c", HOLD, settings(project), str(project.root)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(AnotherApply, match=f"process {holder.pid} "), apply_lease(project):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+    for _ in range(2):
+        with apply_lease(project):
+            pass
+
+
+def held(store: LocalStore, key: str) -> StoreLease:
+    """One that is taken at a key, renewed every fifth of a second."""
+    taken = lease_at(store, key)
+    assert taken.take() is None
+    return taken
+
+
+def lease_at(store: LocalStore, key: str) -> StoreLease:
+    return StoreLease(ObjectStore(storage_at(store.endpoint)), ObjectAddress("leases", key), renew_seconds=0.2)
+
+
+def test_a_holder_on_another_machine_that_renews_is_left_alone_and_one_that_does_not_is_replaced(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "_system", lambda: "a machine")
+    first, stop = held(store, "elsewhere"), threading.Event()
+    monkeypatch.setattr(lease, "_system", lambda: "another machine")
+    renewing = threading.Thread(target=first.renew_until, args=(stop,))
+    renewing.start()
+    second = lease_at(store, "elsewhere")
+    assert second.take() is not None
+    stop.set()
+    renewing.join()
+    begun = time.monotonic()
+    assert second.take() is None
+    assert time.monotonic() - begun >= 0.6, "three renewals were missed"
+    assert second.epoch == first.epoch + 1
+    first.renew_until(threading.Event())  # ends: it was replaced
+    third = lease_at(store, "elsewhere")
+    second.release()
+    assert third.take() is None
+    assert third.epoch == second.epoch + 1
+
+
+def test_of_many_that_want_a_lease_at_once_one_has_it(store: LocalStore) -> None:
+    leases = [lease_at(store, "race") for _ in range(8)]
+    answers: list[str | None] = []
+    threads = [threading.Thread(target=lambda one=one: answers.append(one.take())) for one in leases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers.count(None) == 1
+
+
+def test_a_put_whose_reply_was_lost_counts(store: LocalStore) -> None:
+    there = ObjectStore(storage_at(store.endpoint))
+    tag = there.put_if("leases/lost", "mine", "here", tag=None)
+    assert tag is not None
+    assert there.put_if("leases/lost", "mine", "here", tag=None) == tag
+    assert there.put_if("leases/lost", "theirs", "here", tag=None) is None
+    assert there.put_if("leases/lost", "next", "here", tag="no such tag") is None
