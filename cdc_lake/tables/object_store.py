@@ -240,20 +240,21 @@ class ObjectStore:
 
     def read_tagged(self, path: str, where: str) -> tuple[str, str] | None:
         """A small text object and its ETag, None if it does not exist. Raises StoreUnavailable, StoreRefused."""
-        from obstore.exceptions import BaseError, NotFoundError  # noqa: PLC0415  # as above
+        from obstore.exceptions import BaseError  # noqa: PLC0415  # as above
 
         bucket, _, key = path.partition("/")
 
-        def read() -> tuple[str, str] | None:
+        def read() -> tuple[str, str]:
             try:
                 got = self._bucket(bucket).get(key)
                 return bytes(got.bytes()).decode(), str(got.meta["e_tag"])
-            except NotFoundError:
-                return None
             except BaseError as cause:
                 raise OSError(str(cause)) from cause
 
-        return self.persist(read, where)
+        try:
+            return self.persist(read, where)
+        except FileNotFoundError:
+            return None
 
     def put_if(self, path: str, text: str, where: str, *, tag: str | None) -> str | None:
         """Put a small text object that is not in the store in this form yet, if it still has the ETag `tag` (None: if
