@@ -8,6 +8,7 @@ again and compares.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 import zipfile
@@ -28,7 +29,7 @@ def build(jar: Path) -> None:
     with tempfile.TemporaryDirectory() as classes:
         sources = [str(source) for source in FOLDER.glob("*.java")]
         options = ["--release", "17", "-g:none", "-d", classes, "-cp", f"{storage}:{hadoop}"]
-        subprocess.run(["javac", *options, *sources], check=True)
+        subprocess.run([shutil.which("javac") or "javac", *options, *sources], check=True)  # noqa: S603
         with zipfile.ZipFile(jar, "w") as archive:
             for file in sorted(Path(classes).rglob("*.class")):
                 archive.writestr(zipfile.ZipInfo(str(file.relative_to(classes)), _TIME), file.read_bytes())

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,10 +74,14 @@ class Files:
         return list(self.actions["path"].to_pylist())
 
     def for_spark(self, paths: Sequence[str]) -> list[str]:
-        """Paths or addresses by which Spark reads some of the files; overlaid ones are on this machine."""
-        if isinstance(self.filesystem, pafs.LocalFileSystem):
-            return list(paths)
-        return [path if path.startswith("/") else f"s3://{path}" for path in paths]
+        """Paths or addresses by which Spark reads some of the files."""
+        here = pafs.LocalFileSystem
+        return [path if isinstance(self.filesystem_of(path), here) else f"s3://{path}" for path in paths]
+
+    def filesystem_of(self, path: str) -> pafs.FileSystem:
+        """The file system that has one of the files."""
+        del path
+        return self.filesystem
 
     def select(
         self,
@@ -150,7 +154,7 @@ class Files:
     def memory_bytes(self, path: str) -> int:
         """Approximate bytes of a file's rows in memory, from its footer."""
         with reading(path), _raise_bronze_damaged([path]):
-            footer = pq.read_metadata(path, filesystem=self.filesystem)
+            footer = pq.read_metadata(path, filesystem=self.filesystem_of(path))
         groups = (footer.row_group(index) for index in range(footer.num_row_groups))
         return int(_A_ROW * footer.num_rows + sum(group.total_byte_size for group in groups))
 
@@ -172,7 +176,7 @@ class Files:
         """
         for path in paths:
             with reading(path), _raise_bronze_damaged([path]):
-                (fragment,) = _open(self.filesystem, path).get_fragments()
+                (fragment,) = _open(self.filesystem_of(path), path).get_fragments()
                 for number in range(fragment.num_row_groups):
                     group = fragment.subset(schema=SCHEMA, row_group_ids=[number])
                     scanner = group.scanner(SCHEMA, batch_size=_AT_ONCE, batch_readahead=0, fragment_readahead=0)
@@ -184,7 +188,7 @@ class Files:
         """
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         with reading(path), _raise_bronze_damaged([path]):
-            for fragment in _open(self.filesystem, path).get_fragments():
+            for fragment in _open(self.filesystem_of(path), path).get_fragments():
                 subset = fragment.subset(filter=wanted, schema=SCHEMA)
                 scanner = subset.scanner(
                     SCHEMA, columns=list(columns), batch_size=_AT_ONCE, batch_readahead=2, fragment_readahead=1
@@ -195,7 +199,7 @@ class Files:
     @cached_property
     def _open_cached(self) -> Callable[[str], ds.Dataset]:
         """One file; the footers of recently read files are cached."""
-        return lru_cache(_OPEN)(partial(_open, self.filesystem))
+        return lru_cache(_OPEN)(lambda path: _open(self.filesystem_of(path), path))
 
     def _actions_of(self, paths: Sequence[str]) -> pa.Table:
         """The actions of some of the files."""

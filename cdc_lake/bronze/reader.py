@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 
 from cdc_lake.bronze.contract import (
     BEGIN,
@@ -42,9 +43,9 @@ from cdc_lake.errors import BronzeDamaged
 from cdc_lake.model.change import Undecoded
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.tables.control_files import ControlFiles, put_rows
 from cdc_lake.tables.control_schema import DecodedRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.files import write_rows
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,9 @@ class OverlaidFiles(Files):
             [super().read(own_paths, columns, wanted), self.overlay.read(overlay_paths, columns, wanted)]
         )
 
-    def batches(
-        self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
-    ) -> Iterator[pa.Table]:
-        """The same rows in parts, file by file, so that memory contains a row group and not the span."""
-        own_paths, overlay_paths = self.split_paths(paths)
-        yield from super().batches(own_paths, columns, wanted)
-        yield from self.overlay.batches(overlay_paths, columns, wanted)
+    def filesystem_of(self, path: str) -> pafs.FileSystem:
+        """The file system that has one of the files."""
+        return self.overlay.filesystem if path in self.overlay.paths else self.filesystem
 
     def split_paths(self, paths: Sequence[str]) -> tuple[list[str], list[str]]:
         """The paths in bronze, and the overlaid ones."""
@@ -116,9 +113,9 @@ def _sort_rows(rows: pa.Table) -> pa.Table:
 class LateDecoded:
     """The transactions of a pipeline that were decoded later. One instance per thread."""
 
-    def __init__(self, control: ControlTables, folder: Path) -> None:
+    def __init__(self, control: ControlTables, files: ControlFiles) -> None:
         self._control = control
-        self._folder = folder
+        self._files = files
         self._standing: set[tuple[int, int, str]] = set()  # facts whose bytes are in bronze
 
     def resolve_commit(self, commit: CommitRow) -> CommitRow:
@@ -137,15 +134,15 @@ class LateDecoded:
             return files
         table = pa.table(
             {
-                "path": [str(self._path(row).absolute()) for row in rows],
+                "path": [self._files.path(row.file) for row in rows],
                 **{f"{end}.epoch": pa.array([row.epoch for row in rows], pa.int32()) for end in ("min", "max")},
                 **{f"{end}.position": pa.array([row.position for row in rows], pa.int64()) for end in ("min", "max")},
             }
         )
-        return OverlaidFiles(files.actions, files.filesystem, Files.from_actions(table))
+        return OverlaidFiles(files.actions, files.filesystem, Files.from_actions(table, self._files.filesystem))
 
     def record(self, commit: CommitRow, rows: pa.Table, counts: dict[str, dict[str, int]], version: str) -> None:
-        """Store a decoded transaction; `rows` as bronze would have them. Raises LakeError, OSError."""
+        """Store a decoded transaction; `rows` as bronze would have them. Raises LakeError."""
         fact = DecodedRow(
             epoch=commit.epoch,
             position=commit.position,
@@ -155,12 +152,11 @@ class LateDecoded:
             file=f"{commit.epoch}-{commit.position}-{commit.content.hex()[:12]}.parquet",
             recorded_at=utc_now(),
         )
-        path = self._path(fact)
         change_rows = rows.filter(pc.invert(pc.is_in(rows["op"], pa.array([BEGIN, COMMIT]))))
         # in bronze, layouts are at the batch's first position, here at the transaction's own
         index = change_rows.column_names.index("position")
         position = pa.repeat(pa.scalar(commit.position, pa.int64()), change_rows.num_rows)
-        write_rows(change_rows.set_column(index, change_rows.schema.field(index), position), path)
+        put_rows(self._files, fact.file, change_rows.set_column(index, change_rows.schema.field(index), position))
         self._control.record(fact)
 
     def expired_rows(self, trimmed: Mapping[int, tuple[int, bytes]], files: Files) -> list[DecodedRow]:
@@ -173,17 +169,20 @@ class LateDecoded:
         return [row for row in left if not self._stands(row, files)]
 
     def forget(self, rows: Sequence[DecodedRow]) -> None:
-        """Remove facts, each file before its row, which is ignored without it. Raises LakeError, OSError."""
+        """Remove facts, each file before its row, which is ignored without it. Raises LakeError."""
         for row in rows:
-            self._path(row).unlink(missing_ok=True)
+            self._files.remove(row.file)
             place = (pc.field("epoch") == row.epoch) & (pc.field("position") == row.position)
             self._control.delete("decoded", place & (pc.field("content") == row.content))
 
     def _rows(self) -> dict[tuple[int, int], DecodedRow]:
         """By epoch and position; for several of one transaction the newest."""
         records = self._control.read("decoded").sort_by("recorded_at").to_pylist()
-        rows = [DecodedRow(**row) for row in records]
-        return {(row.epoch, row.position): row for row in rows if self._path(row).exists()}
+        if not records:
+            return {}
+        present = self._files.sizes()
+        rows = [DecodedRow(**row) for row in records if row["file"] in present]
+        return {(row.epoch, row.position): row for row in rows}
 
     def _stands(self, row: DecodedRow, files: Files) -> bool:
         """Whether bronze has the bytes of a fact: there may have been another bronze here before."""
@@ -196,9 +195,6 @@ class LateDecoded:
                 return False
             self._standing.add(fact)
         return True
-
-    def _path(self, row: DecodedRow) -> Path:
-        return self._folder / row.file
 
 
 _ROWS_AT_ONCE = 8192

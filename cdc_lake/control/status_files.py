@@ -1,31 +1,36 @@
 """Small files with which one process informs others of what is not in the lake, as hints.
 
 The receiver records why it waits, for processes that run while the lake is unreachable. Only bronze is authoritative. A
-file has its full size from the start, so that it can be written on a full disk.
+file has its full size from the start, so that it can be written on a full disk. If the control tables are in an object
+store, the same object is put next to them, for processes on other machines.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+from cdc_lake.config.project import Project
 from cdc_lake.errors import LakeError
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
+from cdc_lake.tables.control_files import ControlFiles, StoredControlFiles
+from cdc_lake.tables.object_store import object_store
 
 _SIZE: Final = 4096  # bytes, a block of a disk
 T = TypeVar("T")
 
 
 class NoteFile:
-    """One JSON object, or none. `trouble`: what others will not learn if the file cannot be written."""
+    """One JSON object of a pipeline, or none. `trouble`: what others will not learn if it cannot be written."""
 
-    def __init__(self, path: Path, trouble: str, report: ProgressReporter = silent) -> None:
-        self._path = path
+    def __init__(self, project: Project, kind: str, trouble: str, report: ProgressReporter = silent) -> None:
+        self._path = project.lake / "logs" / f"{project.name}.{kind}"
+        self._name = kind
+        self._shared = _shared_notes(project)
         self._trouble = trouble
         self._report = report
 
@@ -41,22 +46,24 @@ class NoteFile:
         text = b"" if note is None else json.dumps(note).encode()
         with self._report_errors(), self._path.open("r+b") as file:
             file.write(text[:_SIZE].ljust(_SIZE))
-
-    def read(self) -> dict[str, Any] | None:
-        """The last object written; None if there is none."""
-        try:
-            note = json.loads(self._path.read_bytes().strip() or b"null")
-        except (FileNotFoundError, ValueError, RecursionError):  # never begun; read in the middle of a write; damaged
-            return None
-        return note if isinstance(note, dict) else None
+        if self._shared is not None:
+            with self._report_errors():
+                self._shared.put(self._name, lambda: [text])
 
     def read_as(self, value: Callable[[dict[str, Any]], T]) -> T | None:
         """The last object as a value; None also if it is invalid, because it is only a hint."""
-        note = self.read()
         try:
-            return None if note is None else value(note)
-        except (KeyError, TypeError, ValueError, OverflowError):
-            return None
+            note = json.loads(self._read().strip() or b"null")
+            return value(note) if isinstance(note, dict) else None
+        except (FileNotFoundError, ValueError, RecursionError, KeyError, TypeError, OverflowError):
+            return None  # never begun; read in the middle of a write; damaged
+
+    def _read(self) -> bytes:
+        """What all machines see; if that is not available, the file."""
+        with suppress(LakeError):  # who reads the control tables learns why
+            if self._shared is not None and (text := self._shared.read(self._name, 0, _SIZE)) is not None:
+                return text
+        return self._path.read_bytes()
 
     @contextmanager
     def _report_errors(self) -> Iterator[None]:
@@ -64,6 +71,15 @@ class NoteFile:
             yield
         except OSError as failure:
             self._report(ProgressEvent("receive", f"{self._trouble}: {failure.strerror} at {self._path}"))
+        except LakeError as failure:
+            self._report(ProgressEvent("receive", f"{self._trouble}: {failure.message} at {failure.where}"))
+
+
+def _shared_notes(project: Project) -> ControlFiles | None:
+    """The notes that other machines can read, if any; a write is tried only once."""
+    if (address := project.control_address) is None:
+        return None
+    return StoredControlFiles(object_store(project, patience=0), address / "notes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +96,9 @@ class ReceiverWait:
 class ReceiverNote:
     """Written only by the receiver while it is entered, one thread at a time; read by anybody."""
 
-    def __init__(self, lake: Path, pipeline: str, report: ProgressReporter = silent) -> None:
+    def __init__(self, project: Project, report: ProgressReporter = silent) -> None:
         trouble = "`status` cannot be informed whether the receiver waits"
-        self._file = NoteFile(lake / "logs" / f"{pipeline}.receiver", trouble, report)
+        self._file = NoteFile(project, "receiver", trouble, report)
         self._since: datetime | None = None
 
     def __enter__(self) -> Self:
@@ -106,7 +122,7 @@ class ReceiverNote:
         self._file.write(None)
 
     def read(self) -> ReceiverWait | None:
-        """The receiver's last record; None if it does not wait, or never ran here."""
+        """The receiver's last record; None if it does not wait, or never ran."""
         return self._file.read_as(_waiting)
 
 

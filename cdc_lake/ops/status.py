@@ -53,7 +53,7 @@ __all__ = ["Lag", "QuarantinedRows", "SlotStatus", "Status", "TableStatus", "sta
 def status(project: Project, *, checked_at: datetime | None = None) -> Status:
     """Collect the status. An unreachable source is part of the result, not an error. Raises LakeError."""
     now = checked_at or datetime.now(UTC)
-    waits = ReceiverNote(project.lake, project.name).read()
+    waits = ReceiverNote(project).read()
     try:
         lake = _ask_lake(project)
     except LakeError as error:
@@ -94,7 +94,7 @@ def status(project: Project, *, checked_at: datetime | None = None) -> Status:
         undecodable=lake.undecodable,
         receiver_waits=waits,
         withheld=still_withheld(project, control),
-        wal_budget=WalNote(project.lake, project.name).read(),
+        wal_budget=WalNote(project).read(),
         prepared=prepared_transactions(project, lake.state),
     )
 

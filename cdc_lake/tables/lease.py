@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 from cdc_lake.config.model import ObjectAddress
@@ -101,18 +101,17 @@ class StoreLease:
 
     def take(self) -> str | None:
         """Take the lease; returns who has it instead, None if this process has it now. Raises StoreUnavailable."""
-        path, where = self._address.path, str(self._address)
-        seen = self._store.read_tagged(path, where)
-        if seen is not None:
-            record = json.loads(seen[0])
-            if record["holder"] is not None and not _is_dead(record) and not self._is_idle(record, seen[1]):
+        record, tag = self._read()
+        if record is not None and not _is_free(record):
+            seen = tag
+            record, tag = self._read_after_change(float(record["every"]), seen)
+            if record is not None and tag != seen and record["holder"] is not None:
                 return f"process {record['process']} on {record['host']}"
-            self.epoch = record["epoch"]
-        self.epoch += 1
-        tag = self._put(tag=None if seen is None else seen[1])
-        if tag is None:
+        self.epoch = 1 if record is None else record["epoch"] + 1
+        taken = self._put(tag=tag)
+        if taken is None:
             return "another process"  # it took the lease at the same moment
-        self._tag = tag
+        self._tag = taken
         return None
 
     def renew_until(self, stop: threading.Event) -> None:
@@ -134,15 +133,19 @@ class StoreLease:
         except LakeError:
             return  # it is free when its renewals have been missed
 
-    def _is_idle(self, record: dict[str, object], tag: str) -> bool:
-        """Whether the holder does not renew the lease, which takes a while to find out."""
-        until = time.monotonic() + _MISSED * float(str(record["every"]))
-        while time.monotonic() < until:
+    def _read(self) -> tuple[dict[str, Any] | None, str | None]:
+        """What is in the lease, and its ETag; None without it."""
+        present = self._store.read_tagged(self._address.path, str(self._address))
+        return (None, None) if present is None else (json.loads(present[0]), present[1])
+
+    def _read_after_change(self, every: float, seen: str | None) -> tuple[dict[str, Any] | None, str | None]:
+        """The same once it differs from `seen`, or unchanged after a holder has missed its renewals."""
+        until = time.monotonic() + _MISSED * every
+        while True:
+            record, tag = self._read()
+            if tag != seen or time.monotonic() >= until:
+                return record, tag
             time.sleep(self._every / 5)
-            now = self._store.read_tagged(self._address.path, str(self._address))
-            if now is None or now[1] != tag:
-                return now is None or json.loads(now[0])["holder"] is None
-        return True
 
     def _put(self, *, tag: str | None) -> str | None:
         self._count += 1
@@ -158,12 +161,16 @@ class StoreLease:
         return self._store.put_if(self._address.path, json.dumps(record), str(self._address), tag=tag)
 
 
-def _is_dead(record: dict[str, object]) -> bool:
-    """Whether the holder ran on this system, in the same namespace of process ids, and is not there any more."""
+def _is_free(record: dict[str, Any]) -> bool:
+    """Whether the lease was released, or its holder ran on this system, in the same namespace of process ids, and is
+    not there any more.
+    """
+    if record["holder"] is None:
+        return True
     if record["system"] != _system():
         return False
     try:
-        os.kill(int(str(record["process"])), 0)
+        os.kill(int(record["process"]), 0)
     except ProcessLookupError:
         return True
     except PermissionError:

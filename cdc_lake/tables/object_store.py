@@ -289,11 +289,11 @@ class ObjectStore:
             return None
 
 
-def object_store(project: Project) -> ObjectStore:
-    """The store that a pipeline declares."""
+def object_store(project: Project, *, patience: int | None = None) -> ObjectStore:
+    """The store that a pipeline declares; `patience`: milliseconds, by default those of `lake.storage`."""
     storage = project.pipeline.lake.storage
     assert storage is not None, "`validate` rejects an address of a store without `lake.storage`"
-    return ObjectStore(storage)
+    return ObjectStore(storage if patience is None else storage.model_copy(update={"patience": patience}))
 
 
 @contextmanager

@@ -181,7 +181,7 @@ def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
         workload = Workload(conn, seed=5)
         workload.create_tables()
         workload.run(10)
-        note = ReceiverNote(project.lake, project.name)
+        note = ReceiverNote(project)
         address = f"127.0.0.1:{free_port()}"
         with (
             ReceiverMetrics(project, address, told.append) as watched,
@@ -238,7 +238,7 @@ def test_a_receiver_that_waits_for_its_store_can_be_stopped_and_cut_off(
                 (last,) = conn.execute("SELECT pg_current_wal_lsn()").fetchone() or ()
                 until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
         assert run.result().reconnects >= (end == "disconnected")
-        assert ReceiverNote(project.lake, project.name).read() is None
+        assert ReceiverNote(project).read() is None
         proxy.choose = honest
         once(project)
         assert_equal_to_source(project, database)

@@ -865,7 +865,7 @@ def test_tables_of_one_silver_name_are_in_the_status_before_they_are_in_a_cut(li
 
 def waiting(library: Library) -> Iterator[None]:
     """A receiver that waits for its lake, as its note says."""
-    with ReceiverNote(library.shell.folder / "lake", "library") as note:
+    with ReceiverNote(load_project(library.shell.folder / FILE)) as note:
         note.waits(StoreUnavailable("the lake is away", where="lake"))
         yield
 

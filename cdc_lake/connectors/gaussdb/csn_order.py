@@ -26,7 +26,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import pyarrow as pa
@@ -50,9 +49,9 @@ from cdc_lake.model.position import Lsn, OrderDomain, Span
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.gaussdb.snapshot import csn_now
 from cdc_lake.source.gaussdb.wire.session import WireSession
+from cdc_lake.tables.control_files import ControlFiles, put_rows
 from cdc_lake.tables.control_schema import GapRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.files import write_rows
 
 STEP: Final = 1.0
 """Maximum seconds that count between two checks of the clock: a longer pause is ours (bronze was busy), and what was
@@ -323,9 +322,14 @@ def recorded_gaps(control: ControlTables, bronze: BronzeReader, state: StreamChe
     return missing
 
 
-def keep_late(folder: Path, state: StreamCheckpoint, transaction: ReceivedTransaction, tabulate: Tabulate) -> Path:
-    """Write a late transaction durably next to the control tables, as bronze rows in Parquet; returns the file."""
+def keep_late(
+    files: ControlFiles, state: StreamCheckpoint, transaction: ReceivedTransaction, tabulate: Tabulate
+) -> str:
+    """Write a late transaction durably next to the control tables, as bronze rows in Parquet; returns where.
+
+    Raises ControlNotWritten, StoreUnavailable, StoreRefused.
+    """
     rows = BatchRows([transaction], tabulate, replace(state, head=GENESIS), time.time_ns() // 1000)
-    path = folder / "late" / f"{state.epoch}-{transaction.bounds.position}.parquet"
-    write_rows(pa.concat_tables(rows.map_tables(lambda table: [table])), path)
-    return path
+    name = f"{state.epoch}-{transaction.bounds.position}.parquet"
+    put_rows(files, name, pa.concat_tables(rows.map_tables(lambda table: [table])))
+    return f"{files.name}/{name}"

@@ -194,7 +194,7 @@ class ReceiverMetrics:
         self._errors = ErrorCounts(self._tally, Loop.RECEIVE)
         self.pulse = ReceiverHealth()
         self._looks = SourceProbe(project, self.pulse)
-        self._budget = WalNote(project.lake, project.name)
+        self._budget = WalNote(project)
         self._copied: float | None = None
         self._trouble: tuple[float, ProgressEvent] | None = None
         self._tally.add(TRANSACTIONS_TOTAL, by=0)

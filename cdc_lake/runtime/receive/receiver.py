@@ -141,7 +141,7 @@ def receive(
     Raises SourceError, DecodeError, LakeError, StateError; bronze is then complete up to its last commit.
     """
     control = control_tables(project, project.pipeline.bronze.durability)
-    with ReceiverNote(project.lake, project.name, report) as note:
+    with ReceiverNote(project, report) as note:
         outlasting = None if once else RetryingBronzeWriter(bronze, stop, report, note)
         bronze, waiting = outlasting or bronze, outlasting or nullcontext()
         health = health or ReceiverHealth()

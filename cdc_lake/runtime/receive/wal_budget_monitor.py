@@ -58,7 +58,7 @@ class WalBudgetMonitor:
         self._project = project
         self._budget = budget
         self._report = report
-        self._note = WalNote(project.lake, project.name, report)
+        self._note = WalNote(project, report)
         self._looks: list[WalSample] = []
         self._marks: list[Mark] = []
         self._rung = BudgetLevel.CALM
