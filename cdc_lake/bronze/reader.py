@@ -43,7 +43,7 @@ from cdc_lake.errors import BronzeDamaged
 from cdc_lake.model.change import Undecoded
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.tables.control_files import ControlFiles, put_rows
+from cdc_lake.tables.control_files import ControlFolder, put_rows
 from cdc_lake.tables.control_schema import DecodedRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 
@@ -113,7 +113,7 @@ def _sort_rows(rows: pa.Table) -> pa.Table:
 class LateDecoded:
     """The transactions of a pipeline that were decoded later. One instance per thread."""
 
-    def __init__(self, control: ControlTables, files: ControlFiles) -> None:
+    def __init__(self, control: ControlTables, files: ControlFolder) -> None:
         self._control = control
         self._files = files
         self._standing: set[tuple[int, int, str]] = set()  # facts whose bytes are in bronze

@@ -18,21 +18,29 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from cdc_lake.bronze.contract import DELETE, INSERT, SCHEMA, SNAPSHOT, TRUNCATE, UPDATE
 from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.reader import BronzeReader, span_filter
+from cdc_lake.config.model import ObjectAddress
+from cdc_lake.config.project import Project
 from cdc_lake.errors import LakeError
 from cdc_lake.model.change import Truncated
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import RefetchedRows
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.files import grouped
+from cdc_lake.tables.object_store import ObjectStore, object_store
+from cdc_lake.tables.spark_session import on_cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +192,7 @@ SPLIT_FROM = 50_000
 100,000 rows takes half a second of processor time (measured); the threshold is an estimate."""
 
 _SPAN_COLUMNS = [name for name in SCHEMA.names if name not in {"stream", "raw", "info", "ingest_ts"}]
+_PART = "_cdc_table"
 _READ_AT_ONCE_BYTES = 64 << 20  # bytes of rows in memory
 
 
@@ -215,6 +224,50 @@ class SpanPartitioner:
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class ClusterSpanPartitioner:
+    """The same by the tasks of a cluster, into a folder of the lake's object store."""
+
+    def __init__(self, spark: SparkSession, store: ObjectStore, folder: ObjectAddress) -> None:
+        self._spark = spark
+        self._store = store
+        self._folder = folder
+        self._number = 0
+
+    def split(self, files: Files, span: Span) -> dict[str, Files]:
+        """See `SpanPartitioner.split`. Raises LakeError."""
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - an extra: a receiver has no Spark
+
+        self.close()
+        self._number += 1
+        folder = self._folder / str(self._number)
+        rows = self._spark.read.parquet(*files.for_spark(files.select_span(span)))
+        again = (F.col("op") == SNAPSHOT) & (F.col("ordinal") < 0)
+        wanted = (F.col("epoch") == span.epoch) & (F.col("position") > span.after) & (F.col("position") <= span.upto)
+        changes = rows.where(wanted & (F.col("op").isin(INSERT, UPDATE, DELETE, TRUNCATE) | again))
+        # names of tables in hexadecimal: nothing in them has a meaning in a path
+        parts = changes.select(*_SPAN_COLUMNS, F.hex("relation").alias(_PART)).hint("rebalance", _PART)
+        parts.write.partitionBy(_PART).parquet(str(folder))
+        paths: dict[str, list[str]] = {}
+        everything = pafs.FileSelector(folder.path, recursive=True)
+        for info in self._store.persist(lambda: self._store.filesystem.get_file_info(everything), str(folder)):
+            if info.extension == "parquet":
+                part = info.path.rsplit("/", 2)[1].removeprefix(f"{_PART}=")
+                paths.setdefault(bytes.fromhex(part).decode(), []).append(info.path)
+        return {name: Files(pa.table({"path": found}), self._store.filesystem) for name, found in paths.items()}
+
+    def close(self) -> None:
+        """Remove the folder."""
+        path, filesystem = self._folder.path, self._store.filesystem
+        self._store.persist(lambda: filesystem.delete_dir_contents(path, missing_dir_ok=True), str(self._folder))
+
+
+def span_partitioner(project: Project, spark: SparkSession) -> SpanPartitioner | ClusterSpanPartitioner:
+    """What partitions the spans of a run."""
+    if on_cluster(spark) and (address := project.scratch_address) is not None:
+        return ClusterSpanPartitioner(spark, object_store(project), address / "spans")
+    return SpanPartitioner(project.scratch.with_name(f"{project.name}.spans"))
 
 
 def _rows(files: Files, span: Span) -> Iterator[pa.Table]:

@@ -420,6 +420,21 @@ class Apply(Section):
     """Heap of the Spark driver if cdc_lake starts Spark itself."""
 
 
+def is_local(master: str) -> bool:
+    """Whether a Spark with this `spark.master` runs its tasks in its own process."""
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
+
+
+class Spark(Section):
+    """The Spark that applies changes to silver."""
+
+    master: Text | None = None
+    """Cluster that runs the tasks: `spark://host:7077`, `yarn`, `k8s://https://…`; by default, the cores of this
+    machine. The lake must be in an object store. With `spark-submit`, its `--master` counts."""
+    conf: dict[str, SecretStr] = {}  # noqa: RUF012  # pydantic copies defaults
+    """Additional settings of Spark, for example `spark.executor.memory: 8g`; their values are never shown."""
+
+
 class Pipeline(Section):
     """A pipeline file: one source slot, its bronze table, its silver tables."""
 
@@ -439,6 +454,8 @@ class Pipeline(Section):
     """Silver tables."""
     apply: Apply = Apply()
     """From bronze to silver."""
+    spark: Spark = Spark()
+    """The Spark that applies changes to silver."""
     quality: Quality = Quality()
     """When whole silver tables are checked, and what that holds back."""
     observe: Observe = Observe()

@@ -194,6 +194,11 @@ class Project:
         return self.lake / "scratch" / self.name
 
     @property
+    def scratch_address(self) -> ObjectAddress | None:
+        """Address of those that every machine of a cluster reads, if the lake is in an object store."""
+        return None if self.lake_address is None else self.lake_address / "scratch" / self.name
+
+    @property
     def spool(self) -> Path:
         """Folder for transactions that are not committed yet."""
         path = self.pipeline.bronze.spool.path

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -31,13 +31,6 @@ class ControlFiles(Protocol):
     @property
     def name(self) -> str:
         """The location, for errors."""
-
-    @property
-    def filesystem(self) -> pafs.FileSystem:
-        """Arrow's file system of the files."""
-
-    def path(self, name: str) -> str:
-        """The path of a file in `filesystem`."""
 
     def sizes(self) -> dict[str, int]:
         """The existing files, and their bytes."""
@@ -170,7 +163,11 @@ class StoredControlFiles(StoreFolder):
             self._persist(lambda: self.filesystem.delete_file(self.path(name)))
 
 
-def control_files(project: Project, folder: str, error: Callable[[str], LakeError] = _failed) -> ControlFiles:
+ControlFolder: TypeAlias = LocalControlFiles | StoredControlFiles
+"""Files that Arrow and Spark can read, too."""
+
+
+def control_files(project: Project, folder: str, error: Callable[[str], LakeError] = _failed) -> ControlFolder:
     """The files in a folder next to a pipeline's control tables; `error`: see LocalControlFiles."""
     if (address := project.control_address) is not None:
         return StoredControlFiles(object_store(project), address / folder)

@@ -27,7 +27,7 @@ from cdc_lake.tables.catalog import catalog_address, check_catalog, open_catalog
 from cdc_lake.tables.iceberg_table_log import IcebergTableLog, iceberg_table
 from cdc_lake.tables.schema_evolution import ChangeType, Progress, SchemaChange
 from cdc_lake.tables.silver_table import APP_PROPERTY, POSITION_PROPERTY, Marker, Statement
-from cdc_lake.tables.spark_session import temp_view
+from cdc_lake.tables.spark_session import kept, temp_view
 from cdc_lake.tables.types import SilverColumn, literal, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
@@ -264,11 +264,7 @@ class IcebergSilver:
         not prepare its tables, and refuses those with deletion vectors (seen with 4.4.0). Stored on disk meanwhile,
         because it is a whole table.
         """
-        from pyspark import StorageLevel  # noqa: PLC0415 - an extra: a receiver has no Spark
-
-        return temp_view(
-            self._spark.sql(query).localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY), _CONTENT
-        )
+        return temp_view(kept(self._spark.sql(query), large=True), _CONTENT)
 
     def _clauses(self, stream: str) -> str:
         """The clauses of CREATE and REPLACE TABLE after the columns."""

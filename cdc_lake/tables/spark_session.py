@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cdc_lake.config.model import is_local
 from cdc_lake.config.project import Project
 from cdc_lake.errors import JavaMissing, SparkMissing, SparkNotStarted
 from cdc_lake.tables.catalog import REDACTED, catalog_packages, catalog_settings
@@ -117,18 +118,22 @@ CHECKPOINT_FILES: Final = "org.apache.spark.sql.execution.streaming.checkpointin
 RUNTIME_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
-    "spark.sql.shuffle.partitions": str(min(8, os.cpu_count() or 2)),
     # The default of 50 added 3.5 s to every small MERGE (measured, local mode).
     "spark.databricks.delta.snapshotPartitions": "1",
     # Other programs read the default, INT96, as nanoseconds that wrap outside the years 1677 to 2262 (seen).
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     # An overwrite replaces the whole table: `dynamic` would keep partitions without new rows.
     "spark.sql.sources.partitionOverwriteMode": "static",
     # Inferring constraints takes Spark time quadratic in the columns: seen in its stack, with 1,600 of them.
     "spark.sql.constraintPropagation.enabled": "false",
 }
 """The settings of every session, including those created by `newSession` and `foreachBatch`."""
+
+_ON_ONE_MACHINE = {
+    "spark.sql.shuffle.partitions": str(min(8, os.cpu_count() or 2)),
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+}
+"""Further ones if no cluster runs the tasks."""
 
 
 def start(project: Project, *, log: Path | None = None) -> SparkSession:
@@ -213,16 +218,33 @@ def temp_view(frame: DataFrame, name: str) -> Iterator[str]:
 
 def apply_settings(spark: SparkSession) -> SparkSession:
     """The session, with the runtime settings applied."""
-    for key, value in RUNTIME_SETTINGS.items():
+    for key, value in (RUNTIME_SETTINGS if on_cluster(spark) else RUNTIME_SETTINGS | _ON_ONE_MACHINE).items():
         spark.conf.set(key, value)
     return spark
 
 
+def on_cluster(spark: SparkSession) -> bool:
+    """Whether other machines run the tasks."""
+    return not is_local(str(spark.conf.get("spark.master", "")))
+
+
+def kept(frame: DataFrame, *, large: bool = False) -> DataFrame:
+    """A frame that is computed only once: on a cluster it survives the loss of executors. `large`: it is computed when
+    it is first used, and does not stay in memory.
+    """
+    if on_cluster(frame.sparkSession):
+        return frame.checkpoint(eager=not large)
+    if not large:
+        return frame.localCheckpoint()
+    from pyspark import StorageLevel  # noqa: PLC0415 - an extra: a receiver has no Spark
+
+    return frame.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
+
+
 def static_settings(project: Project) -> dict[str, str]:
     """Settings that must be set before the JVM starts."""
-    in_store = needs_store(project)
     return {
-        "spark.master": f"local[{min(8, os.cpu_count() or 2)}]",
+        **_master_settings(project),
         "spark.driver.memory": f"{project.pipeline.apply.driver_memory >> 20}m",
         "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}",
         "spark.ui.enabled": "false",
@@ -239,7 +261,7 @@ def static_settings(project: Project) -> dict[str, str]:
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
         # A checkpoint is only a hint here and needs no checksums.
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-        "spark.jars.packages": ",".join((*PACKAGES, *catalog_packages(project), *(STORE_PACKAGES if in_store else ()))),
+        "spark.jars.packages": ",".join(packages_of(project)),
         "spark.jars.excludes": ",".join(EXCLUDES),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
         "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -257,17 +279,39 @@ def static_settings(project: Project) -> dict[str, str]:
     }
 
 
+def _master_settings(project: Project) -> dict[str, str]:
+    """Where tasks run, and what only a cluster needs."""
+    master = project.pipeline.spark.master or f"local[{min(8, os.cpu_count() or 2)}]"
+    if is_local(master):
+        return {"spark.master": master, **_ON_ONE_MACHINE}
+    scratch = project.scratch_address
+    assert scratch is not None, "`validate` rejects a cluster with a lake on this machine"
+    return {
+        "spark.master": master,
+        "spark.executor.extraJavaOptions": f"-Duser.timezone=UTC {HUGE_METHODS} {STACK}",
+        "spark.checkpoint.dir": str(scratch / "checkpoints"),
+        "spark.cleaner.referenceTracking.cleanCheckpoints": "true",
+        "spark.scheduler.mode": "FAIR",
+    }
+
+
+def packages_of(project: Project) -> list[str]:
+    """The Maven coordinates of the jars that a pipeline needs."""
+    return [*PACKAGES, *catalog_packages(project), *(STORE_PACKAGES if needs_store(project) else ())]
+
+
 def needs_store(project: Project) -> bool:
     """Whether Spark reads or writes tables in an object store."""
     return project.pipeline.lake.storage is not None
 
 
 def secret_settings(project: Project) -> dict[str, str]:
-    """Settings of the catalog and the object store, which contain secrets."""
+    """Settings of the pipeline file, the catalog and the object store, which may contain secrets."""
+    given = {name: value.get_secret_value() for name, value in project.pipeline.spark.conf.items()}
     if not needs_store(project):
-        return catalog_settings(project)
+        return {**given, **catalog_settings(project)}
     settings = {"spark.jars": str(LOG_STORE), "spark.delta.logStore.s3.impl": "cdc_lake.ConditionalPutLogStore"}
-    return {**catalog_settings(project), **object_store(project).hadoop_settings, **settings}
+    return {**given, **catalog_settings(project), **object_store(project).hadoop_settings, **settings}
 
 
 def java_version() -> int | None:

@@ -98,7 +98,7 @@ def _in_memory(silver: Silver, bronze: MemoryBronze, control: MemoryControl) -> 
             (span_loop, {**reads, "ResyncSwapper": Nothing, "Keeper": Nothing, "JudgingClock": Nothing}),
             (
                 table_planner,
-                {**reads, **of_silver, "SpanPartitioner": Nothing, "Sessions": Alone},
+                {**reads, **of_silver, "span_partitioner": Nothing, "Sessions": Alone},
             ),
             (span_planning, {"outline": silver.outline}),
             (table_integrity, {"table_log": silver.table_log}),

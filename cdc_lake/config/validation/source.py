@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from cdc_lake.config.fields import compile_columns, compile_pattern, exact_column, overlap, parse_release
-from cdc_lake.config.model import ObjectAddress, SilverTable
+from cdc_lake.config.model import ObjectAddress, SilverTable, is_local
 from cdc_lake.config.rules import Expression, Monotonic, named_columns
 from cdc_lake.config.silver_tables import MIN_KEY
 from cdc_lake.config.source import OLDEST_QHB, PARALLEL, TWO_PHASE, Pgoutput, host_and_port, protocol_of
@@ -37,6 +37,16 @@ def _by_test_decoding(pipeline: CheckedPipeline) -> bool:
 
 def _is_polling(pipeline: CheckedPipeline) -> bool:
     return pipeline.postgres.mode == "polling"
+
+
+_RESERVED_SPARK = frozenset(
+    f"spark.{name}"
+    for name in (
+        "checkpoint.dir", "delta.logStore.s3.impl", "jars", "jars.packages", "master", "sql.ansi.enabled",
+        "sql.extensions", "sql.parquet.outputTimestampType", "sql.session.timeZone",
+        "sql.sources.partitionOverwriteMode",
+    )
+)  # fmt: skip
 
 
 def _bronze_in_store(pipeline: CheckedPipeline) -> bool:
@@ -173,6 +183,21 @@ def _catalog_of_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
     for path, format_ in formats.items():
         if format_ == "iceberg":
             yield Finding(Problem.LAKE_LAYOUT, f"{path}.format", summary, hint)
+
+
+def _cluster(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    master = pipeline.spark.master
+    if master is not None and not is_local(master) and not _in_store(pipeline):
+        summary = "a cluster cannot write to a folder of this machine"
+        hint = "set `lake.path` to a folder of an object store (`s3://bucket/folder`), or remove `master`"
+        yield Finding(Problem.LAKE_LAYOUT, "spark.master", summary, hint)
+    for name in pipeline.spark.conf:
+        if name in _RESERVED_SPARK or name.startswith("spark.sql.catalog."):
+            summary = f"cdc_lake sets `{name}` itself: results depend on it"
+            yield Finding(Problem.LAKE_LAYOUT, f"spark.conf.{name}", summary, "remove it")
+        elif not name.startswith("spark."):
+            summary = f"`{name}` is not a setting of Spark"
+            yield Finding(Problem.LAKE_LAYOUT, f"spark.conf.{name}", summary, "names begin with `spark.`")
 
 
 def _catalog(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -388,4 +413,5 @@ _RULES = (
         "add the address of the server, for example `uri: https://catalog.example.com/api`",
     ),
     _catalog,
+    _cluster,
 )  # fmt: skip

@@ -52,7 +52,7 @@ from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.transforms import silver_shape
 from cdc_lake.source.postgres.plugins import PGOUTPUT
 from cdc_lake.source.sql_text import quote_table
-from cdc_lake.tables.spark_session import JAVA_MAJORS, PACKAGES, SPARK_VERSION, java_found, java_version
+from cdc_lake.tables.spark_session import JAVA_MAJORS, SPARK_VERSION, java_found, java_version, packages_of
 from cdc_lake.tables.types import silver_names
 
 _NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "glusterfs", "ceph", "lustre")
@@ -64,7 +64,7 @@ def machine(project: Project, *, receives: bool = False) -> Iterator[CheckLine]:
     if not receives:
         yield _java()
         yield _spark()
-        yield from _jars()
+        yield from _jars(project)
     yield from _packages(project, receives=receives)
     yield from _lake(project)
 
@@ -92,8 +92,9 @@ def _spark() -> CheckLine:
     return CheckLine(ok=True, subject="spark", text=f"pyspark {version}")
 
 
-def _jars() -> Iterator[CheckLine]:
-    missing = [package for package in PACKAGES if not _have(package)]
+def _jars(project: Project) -> Iterator[CheckLine]:
+    packages = packages_of(project)
+    missing = [package for package in packages if not _have(package)]
     if missing:
         names = ", ".join(p.split(":")[1] for p in missing)
         fix = (
@@ -102,7 +103,7 @@ def _jars() -> Iterator[CheckLine]:
         )
         yield CheckLine(ok=None, subject="jars", text=f"not downloaded yet: {names}", fix=fix, code="LAK403")
     else:
-        yield CheckLine(ok=True, subject="jars", text=f"{len(PACKAGES)} available")
+        yield CheckLine(ok=True, subject="jars", text=f"{len(packages)} available")
 
 
 def _have(package: str) -> bool:
@@ -141,9 +142,10 @@ def _version(package: str) -> str | None:
 
 
 def _lake(project: Project) -> Iterator[CheckLine]:
+    setting = "path" if project.lake_address is None else "work"
     existing = next(p for p in (project.lake, *project.lake.parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        fix = f"give this user permission to write to {existing}, or set `lake.path`"
+        fix = f"give this user permission to write to {existing}, or set `lake.{setting}`"
         yield CheckLine(ok=False, subject="lake", text=f"{project.lake} is not writable", fix=fix, code="LAK420")
         return
     free = shutil.disk_usage(existing).free
@@ -156,7 +158,8 @@ def _lake(project: Project) -> Iterator[CheckLine]:
         )
         yield CheckLine(ok=None, subject="lake", text=f"{text}, on a network file system ({kind})", fix=fix)
     elif free < _LOW_SPACE:
-        yield CheckLine(ok=None, subject="lake", text=text, fix="less than 1 GiB: free disk space or set `lake.path`")
+        fix = f"less than 1 GiB: free disk space or set `lake.{setting}`"
+        yield CheckLine(ok=None, subject="lake", text=text, fix=fix)
     else:
         yield CheckLine(ok=True, subject="lake", text=text)
 

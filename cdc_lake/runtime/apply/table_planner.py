@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.span_index import SPLIT_FROM, SpanPartitioner, outline
+from cdc_lake.bronze.span_index import SPLIT_FROM, outline, span_partitioner
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import ACTIVE, FAILED, NOT_ADVANCING, PAUSED, TableState, content_before, state_from_marker
 from cdc_lake.control.ownership import Ownership, adoption
@@ -130,7 +130,7 @@ class TablePlanner:
         self._allowed = allowed
         self._report = report
         self._bronze = bronze_reader(project)
-        self._splitter = SpanPartitioner(project.scratch.with_name(f"{project.name}.spans"))
+        self._splitter = span_partitioner(project, spark)
         self._control = control_tables(project)
         self._sessions = Sessions(spark, 1 if lives.suspects else project.pipeline.apply.parallelism, lives)
         self._ownership = Ownership(project)
