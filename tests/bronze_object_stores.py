@@ -18,10 +18,11 @@ from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.config.model import ObjectAddress
+from cdc_lake.config.model import ObjectAddress, Storage
 from cdc_lake.tables.catalog import CatalogAddress, open_catalog
 from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import ObjectStore
+from cdc_lake.tables.store_options import pyiceberg_properties
 from cdc_lake_testing.object_store import LocalStore, storage_at
 
 FORMATS = ("delta", "iceberg")
@@ -41,14 +42,14 @@ class Stored:
 
     def table(self, endpoint: str | None = None) -> BronzeTable:
         """By way of `endpoint`, straight to the store by default."""
-        objects = ObjectStore(storage_at(endpoint or self.store.endpoint, patience=self.patience))
+        storage = storage_at(endpoint or self.store.endpoint, patience=self.patience)
         if self.format == "delta":
-            return DeltaBronzeTable(ObjectStoreDeltaStorage(objects, ObjectAddress(BUCKET, self.key)))
-        return IcebergBronzeTable(self._catalog(objects), "shop")
+            return DeltaBronzeTable(ObjectStoreDeltaStorage(ObjectStore(storage), ObjectAddress(BUCKET, self.key)))
+        return IcebergBronzeTable(self._catalog(storage), "shop")
 
-    def _catalog(self, objects: ObjectStore) -> CatalogAddress:
+    def _catalog(self, storage: Storage) -> CatalogAddress:
         uri, warehouse = f"sqlite:///{self.folder / 'catalog.db'}", f"s3://{BUCKET}/{self.key}"
-        properties = tuple(sorted(objects.iceberg_properties.items()))
+        properties = tuple(sorted(pyiceberg_properties(storage).items()))
         return CatalogAddress("lake", "sql", uri, warehouse, properties, durable=False)
 
     def writer(self, endpoint: str | None = None) -> TableBronze:

@@ -83,9 +83,12 @@ class Storage(Section):
     """URL of the store, `https://host:port`; by default Amazon S3 in the region."""
     region: Text
     """Region that requests are signed for; a store without regions accepts any, for example `us-east-1`."""
-    access_key_id: SecretStr
+    credentials: Literal["keys", "environment"] = "keys"
+    """`keys`: those below. `environment`: what the process and its machine have: `AWS_…` variables, the web identity
+    of a pod, the role of a container or an instance; they are renewed while a run lasts."""
+    access_key_id: SecretStr | None = None
     """Access key ID, as a reference (`${env:NAME}`, `${file:path}`)."""
-    secret_access_key: SecretStr
+    secret_access_key: SecretStr | None = None
     """Secret access key, as a reference."""
     session_token: SecretStr | None = None
     """Session token of temporary credentials, as a reference."""

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, assert_never
 from urllib.parse import unquote, urlsplit
 
+from cdc_lake.config.model import Storage
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CatalogUnreachable, IcebergMissing, OtherCatalog
 from cdc_lake.tables.files import make_folder
-from cdc_lake.tables.object_store import ObjectStore
+from cdc_lake.tables.store_options import iceberg_java_properties, pyiceberg_properties
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -54,8 +55,8 @@ class CatalogAddress:
 
 def catalog_address(project: Project, *, durable: bool = True) -> CatalogAddress:
     """The address that a pipeline declares."""
-    config, store = project.pipeline.lake.iceberg, _store(project)
-    of_store = {} if store is None else store.iceberg_properties
+    config, storage = project.pipeline.lake.iceberg, _storage(project)
+    of_store = {} if storage is None else pyiceberg_properties(storage)
     secrets = of_store | {key: value.get_secret_value() for key, value in config.properties.items()}
     properties = tuple(sorted(secrets.items()))
     return CatalogAddress(
@@ -63,11 +64,11 @@ def catalog_address(project: Project, *, durable: bool = True) -> CatalogAddress
     )
 
 
-def _store(project: Project) -> ObjectStore | None:
+def _storage(project: Project) -> Storage | None:
     """The object store of the catalog's tables, None if they are in a folder or the catalog gives access to them."""
     config, storage = project.pipeline.lake.iceberg, project.pipeline.lake.storage
     in_store = config.type == "rest" or (project.iceberg_warehouse or "").startswith("s3://")
-    return ObjectStore(storage) if storage is not None and in_store else None
+    return storage if in_store else None
 
 
 def is_there(address: CatalogAddress) -> bool:
@@ -163,8 +164,8 @@ def catalog_settings(project: Project) -> dict[str, str]:
         **{key: value for key, value in address.properties if not key.startswith(("s3.", "py-"))},
         **_connection(address),
     }
-    if (store := _store(project)) is not None:
-        settings |= store.iceberg_java_properties
+    if (storage := _storage(project)) is not None:
+        settings |= iceberg_java_properties(storage)
     if address.warehouse is not None:
         settings["warehouse"] = address.warehouse
     return {prefix: "org.apache.iceberg.spark.SparkCatalog", **{f"{prefix}.{k}": v for k, v in settings.items()}}

@@ -22,15 +22,14 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
-from pydantic import SecretStr
 from pyiceberg.io import OutputStream
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import EMPTY_DICT, Properties, Record
 
-from cdc_lake.config.model import Storage
 from cdc_lake.tables.files import Bounds, Rows, make_folder, sync, write_parquet
-from cdc_lake.tables.object_store import PATIENCE_PROPERTY, ObjectStore
+from cdc_lake.tables.object_store import ObjectStore
+from cdc_lake.tables.store_options import storage_of
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -179,7 +178,7 @@ class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look in
 
     def __init__(self, properties: Properties = EMPTY_DICT) -> None:
         super().__init__(properties)
-        others, store = self.fs_by_scheme, ObjectStore(_storage(properties))
+        others, store = self.fs_by_scheme, ObjectStore(storage_of(properties))
 
         def open_filesystem(scheme: str, netloc: str | None) -> pafs.FileSystem:
             return store.filesystem if scheme in _SCHEMES else others(scheme, netloc)
@@ -196,16 +195,3 @@ class _NewFile(PyArrowFile):  # type: ignore[misc]  # mypy does not look into py
     def create(self, overwrite: bool = False) -> OutputStream:
         del overwrite  # every name contains a UUID
         return self._filesystem.open_output_stream(self._path, buffer_size=self._buffer_size)
-
-
-def _storage(properties: Properties) -> Storage:
-    token = properties.get("s3.session-token")
-    return Storage(
-        endpoint=properties.get("s3.endpoint"),
-        region=properties["s3.region"],
-        access_key_id=SecretStr(properties["s3.access-key-id"]),
-        secret_access_key=SecretStr(properties["s3.secret-access-key"]),
-        session_token=None if token is None else SecretStr(token),
-        allow_http=str(properties.get("s3.endpoint", "")).startswith("http://"),
-        patience=int(properties[PATIENCE_PROPERTY]),
-    )

@@ -1,4 +1,4 @@
-"""Access to an S3-compatible object store, configured for each library that reads and writes tables in it.
+"""Access to an S3-compatible object store.
 
 Idempotent calls are retried after temporary failures, for as long as `lake.storage.patience` says. Refusals of the
 store are raised immediately. No credential of ours appears in an error.
@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from urllib.parse import urlsplit
 
 import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -25,30 +24,13 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from cdc_lake.config.model import ObjectAddress, Storage
 from cdc_lake.config.project import Project
 from cdc_lake.errors import StaleObjectListing, StoreRefused, StoreUnavailable, StoreUnfenced
+from cdc_lake.tables.store_options import arrow_filesystem, crate_options, delta_options
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
 
-def _s3_config(storage: Storage) -> dict[str, str]:
-    """The settings of the Rust crate `object_store`, which deltalake and obstore use."""
-    config = {
-        "aws_region": storage.region,
-        "aws_access_key_id": storage.access_key_id.get_secret_value(),
-        "aws_secret_access_key": storage.secret_access_key.get_secret_value(),
-        "aws_conditional_put": "etag",  # the fence: a log entry is written only if it does not exist
-    }
-    if storage.endpoint:
-        config["aws_endpoint"] = storage.endpoint.rstrip("/")
-    if storage.session_token:
-        config["aws_session_token"] = storage.session_token.get_secret_value()
-    return config
-
-
 _T = TypeVar("_T")
-
-PATIENCE_PROPERTY = "cdc-lake.patience"
-"""Property of pyiceberg's file access: milliseconds."""
 
 _OF_ARROW = "AWS Error"
 """Text in Arrow's errors of a store, but not of a disk."""
@@ -81,87 +63,12 @@ class ObjectStore:
     @cached_property
     def filesystem(self) -> pafs.FileSystem:
         """Arrow's file system, for files and single objects; paths are `bucket/key`."""
-        storage = self._storage
-        parts = urlsplit(storage.endpoint or "")
-        # pauses of the AWS SDK double from half a second on average, up to 20 s
-        attempts = min(10, 1 + (storage.patience // 1000).bit_length())
-        return pafs.S3FileSystem(
-            access_key=storage.access_key_id.get_secret_value(),
-            secret_key=storage.secret_access_key.get_secret_value(),
-            session_token=storage.session_token.get_secret_value() if storage.session_token else None,
-            region=storage.region,
-            scheme=parts.scheme or "https",
-            endpoint_override=parts.netloc or None,
-            allow_delayed_open=True,  # a file that fits is one request instead of three
-            background_writes=False,
-            connect_timeout=5,
-            request_timeout=30,
-            retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=attempts),
-        )
+        return arrow_filesystem(self._storage)
 
     @property
     def delta_options(self) -> dict[str, str]:
         """Storage options of `deltalake`."""
-        return {
-            **_s3_config(self._storage),
-            "allow_http": "true" if self._storage.allow_http else "false",
-            "connect_timeout": "5s",
-            "timeout": "30s",
-            "max_retries": "3",
-            "retry_timeout": f"{max(1, self._storage.patience // 1000)}s",
-        }
-
-    @property
-    def iceberg_properties(self) -> dict[str, str]:
-        """Properties of pyiceberg's file access."""
-        storage = self._storage
-        properties = {
-            "s3.region": storage.region,
-            "s3.access-key-id": storage.access_key_id.get_secret_value(),
-            "s3.secret-access-key": storage.secret_access_key.get_secret_value(),
-            "py-io-impl": "cdc_lake.tables.iceberg_io.StoreFileIO",
-            PATIENCE_PROPERTY: str(storage.patience),
-        }
-        if storage.endpoint:
-            properties["s3.endpoint"] = storage.endpoint.rstrip("/")
-        if storage.session_token:
-            properties["s3.session-token"] = storage.session_token.get_secret_value()
-        return properties
-
-    @property
-    def iceberg_java_properties(self) -> dict[str, str]:
-        """Properties of Iceberg's file access in Spark, whose names differ from pyiceberg's."""
-        storage = self._storage
-        properties = {
-            "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-            "client.region": storage.region,
-            "s3.access-key-id": storage.access_key_id.get_secret_value(),
-            "s3.secret-access-key": storage.secret_access_key.get_secret_value(),
-        }
-        if storage.endpoint:
-            properties |= {"s3.endpoint": storage.endpoint.rstrip("/"), "s3.path-style-access": "true"}
-        if storage.session_token:
-            properties["s3.session-token"] = storage.session_token.get_secret_value()
-        return properties
-
-    @property
-    def hadoop_settings(self) -> dict[str, str]:
-        """Settings of S3A, by which Spark reads and writes Delta tables, as settings of Spark."""
-        storage = self._storage
-        settings = {
-            "fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",  # addresses begin with s3:// in every program
-            "fs.s3a.endpoint.region": storage.region,
-            "fs.s3a.access.key": storage.access_key_id.get_secret_value(),
-            "fs.s3a.secret.key": storage.secret_access_key.get_secret_value(),
-            "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
-        }
-        if storage.endpoint:
-            settings |= {"fs.s3a.endpoint": storage.endpoint.rstrip("/"), "fs.s3a.path.style.access": "true"}
-        if storage.session_token:
-            provider = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
-            token = storage.session_token.get_secret_value()
-            settings |= {"fs.s3a.session.token": token, "fs.s3a.aws.credentials.provider": provider}
-        return {f"spark.hadoop.{key}": value for key, value in settings.items()}
+        return delta_options(self._storage)
 
     def persist(self, call: Callable[[], _T], where: str, also: tuple[type[Exception], ...] = ()) -> _T:
         """Call until it succeeds or the patience ends; `call` must be repeatable.
@@ -233,7 +140,7 @@ class ObjectStore:
 
         return S3Store(
             bucket,
-            config=_s3_config(self._storage),  # type: ignore[arg-type]  # keys of a TypedDict
+            config=crate_options(self._storage),  # type: ignore[arg-type]  # keys of a TypedDict
             client_options={"allow_http": self._storage.allow_http, "connect_timeout": "5s", "timeout": "30s"},
             retry_config={"max_retries": 0},
         )

@@ -28,7 +28,7 @@ from cdc_lake.config.model import is_local
 from cdc_lake.config.project import Project
 from cdc_lake.errors import JavaMissing, SparkMissing, SparkNotStarted
 from cdc_lake.tables.catalog import REDACTED, catalog_packages, catalog_settings
-from cdc_lake.tables.object_store import object_store
+from cdc_lake.tables.store_options import hadoop_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -297,21 +297,17 @@ def _master_settings(project: Project) -> dict[str, str]:
 
 def packages_of(project: Project) -> list[str]:
     """The Maven coordinates of the jars that a pipeline needs."""
-    return [*PACKAGES, *catalog_packages(project), *(STORE_PACKAGES if needs_store(project) else ())]
-
-
-def needs_store(project: Project) -> bool:
-    """Whether Spark reads or writes tables in an object store."""
-    return project.pipeline.lake.storage is not None
+    of_store = () if project.pipeline.lake.storage is None else STORE_PACKAGES
+    return [*PACKAGES, *catalog_packages(project), *of_store]
 
 
 def secret_settings(project: Project) -> dict[str, str]:
     """Settings of the pipeline file, the catalog and the object store, which may contain secrets."""
     given = {name: value.get_secret_value() for name, value in project.pipeline.spark.conf.items()}
-    if not needs_store(project):
+    if (storage := project.pipeline.lake.storage) is None:
         return {**given, **catalog_settings(project)}
     settings = {"spark.jars": str(LOG_STORE), "spark.delta.logStore.s3.impl": "cdc_lake.ConditionalPutLogStore"}
-    return {**given, **catalog_settings(project), **object_store(project).hadoop_settings, **settings}
+    return {**given, **catalog_settings(project), **hadoop_settings(storage), **settings}
 
 
 def java_version() -> int | None:

@@ -167,9 +167,27 @@ def _object_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
         else:
             if pipeline.lake.storage is None:
                 hint = (
-                    "add `lake.storage` with `region`, `access_key_id`, `secret_access_key` and the store's `endpoint`"
+                    "add `lake.storage` with `region`, the store's `endpoint`, and `access_key_id` and "
+                    "`secret_access_key` or `credentials: environment`"
                 )
                 yield Finding(Problem.LAKE_LAYOUT, path, "an object store requires `lake.storage`", hint)
+
+
+def _credentials(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    storage = pipeline.lake.storage
+    if storage is None:
+        return
+    keys = ("access_key_id", "secret_access_key")
+    if storage.credentials == "environment":
+        for name in (*keys, "session_token"):
+            if pipeline.is_set(f"lake.storage.{name}"):
+                summary = f"`{name}` does not apply to `credentials: environment`"
+                yield Finding(Problem.LAKE_LAYOUT, f"lake.storage.{name}", summary, "remove one of them")
+        return
+    for name in keys:
+        if not pipeline.is_set(f"lake.storage.{name}"):
+            hint = "add it as a reference, `${env:NAME}` or `${file:path}`, or set `credentials: environment`"
+            yield Finding(Problem.LAKE_LAYOUT, f"lake.storage.{name}", f"the store requires `{name}`", hint)
 
 
 def _catalog_of_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -383,6 +401,7 @@ _RULES = (
         "`work` applies only to a lake in an object store", "remove it: `path` is the directory",
     ),
     _object_store,
+    _credentials,
     Rule(
         Problem.LAKE_LAYOUT, "bronze.durability", lambda p: _bronze_in_store(p) and p.node("bronze.durability"),
         "`durability` does not apply to bronze in an object store",
