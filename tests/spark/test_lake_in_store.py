@@ -16,7 +16,8 @@ from cdc_lake.config.project import Project
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.object_store import LocalStore
-from tests.conftest import Database
+from cdc_lake_testing.server import EmbeddedServer
+from tests.conftest import Database, drop_database, make_database
 from tests.pipeline_file import pipeline_file
 
 pytestmark = [pytest.mark.spark, pytest.mark.live]
@@ -31,7 +32,7 @@ lake:
     secret_access_key: kit-secret
     allow_http: true
   iceberg:
-    uri: postgresql://{source[user]}:{database.password}@{source[host]}:{source[port]}/{database.name}
+    uri: postgresql://{catalog.user}:{catalog.password}@{catalog.host}:{catalog.port}/{catalog.name}
 silver:
   tables:
     - {{from: public.loans, format: iceberg}}
@@ -47,9 +48,17 @@ def store() -> Iterator[LocalStore]:
 
 
 @pytest.fixture
-def machines(database: Database, tmp_path: Path, store: LocalStore) -> list[Path]:
-    """The pipeline's file on three machines, which have nothing in common but the store and the source."""
-    more = SECTIONS.format(endpoint=store.endpoint, source=database.source, database=database)
+def catalog(server: EmbeddedServer) -> Iterator[Database]:
+    """The database of the Iceberg catalog."""
+    made = make_database(server)
+    yield made
+    drop_database(made)
+
+
+@pytest.fixture
+def machines(database: Database, catalog: Database, tmp_path: Path, store: LocalStore) -> list[Path]:
+    """The pipeline's file on three machines, which have nothing in common but the store, the catalog and the source."""
+    more = SECTIONS.format(endpoint=store.endpoint, catalog=catalog)
     folders = [tmp_path / name for name in ("first", "second", "third")]
     for folder in folders:
         folder.mkdir()

@@ -11,7 +11,9 @@ from cdc_lake_testing.object_store import LocalStore
 from cdc_lake_testing.spark_cluster import SparkCluster
 from tests.conftest import Database
 from tests.pipeline_file import pipeline_file
-from tests.spark.test_lake_in_store import SECTIONS, cdc_lake
+from tests.spark.test_lake_in_store import SECTIONS, catalog, cdc_lake
+
+__all__ = ["catalog"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.live]
 
@@ -34,10 +36,12 @@ def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
         yield running
 
 
-def test_executors_need_nothing_of_the_drivers_disk(database: Database, tmp_path: Path, cluster: SparkCluster) -> None:
+def test_executors_need_nothing_of_the_drivers_disk(
+    database: Database, catalog: Database, tmp_path: Path, cluster: SparkCluster
+) -> None:
     with LocalStore() as store:
         store.bucket("lake")
-        more = SECTIONS.format(endpoint=store.endpoint, source=database.source, database=database)
+        more = SECTIONS.format(endpoint=store.endpoint, catalog=catalog)
         file = pipeline_file(database, tmp_path / "driver", more + SPARK.format(master=cluster.master))
         with database.connect() as conn:
             conn.execute("CREATE TABLE books (id int PRIMARY KEY, title text)")

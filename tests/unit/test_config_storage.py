@@ -81,25 +81,29 @@ CASES = {
         + f"bronze: {{format: iceberg, durability: os}}\nlake: {{{STORE}, iceberg: {{warehouse: 's3://lake/t'}}}}\n",
         "CFG139 4:39",
     ),
-    "a lake in a store": (HEAD + f"lake: {{path: 's3://b/l', {STORE}}}\n", "CFG139 4:14"),
     "a warehouse without a store": (HEAD + "lake: {iceberg: {warehouse: 's3://lake/t'}}\n", "CFG139 4:29"),
-    "silver in the store by default": (
-        HEAD
-        + "silver: {defaults: {format: iceberg}}\n"
-        + f"lake: {{{STORE}, iceberg: {{warehouse: 's3://lake/t'}}}}\n",
+    "Iceberg silver in the store by default, without a catalog": (
+        HEAD + "silver: {defaults: {format: iceberg}}\n" + f"lake: {{path: 's3://lake/t', {STORE}}}\n",
         "CFG139 4:29",
     ),
-    "a silver table in the store": (
-        HEAD
-        + "silver: {tables: [{from: public.t, format: iceberg}]}\n"
-        + f"lake: {{{STORE}, iceberg: {{warehouse: 's3://lake/t'}}}}\n",
+    "an Iceberg table in the store, without a catalog": (
+        HEAD + "silver: {tables: [{from: public.t, format: iceberg}]}\n" + f"lake: {{path: 's3://lake/t', {STORE}}}\n",
         "CFG139 4:44",
     ),
     "a store without TLS": (
         HEAD + BRONZE + f"lake: {{storage: {{region: r, endpoint: 'http://s', {KEYS}}}}}\n",
         "CFG139 5:39",
     ),
-    "a store without keys": (HEAD + BRONZE + "lake: {storage: {region: r}}\n", "CFG106 5:17", "CFG106 5:17"),
+    "a store without keys": (HEAD + BRONZE + "lake: {storage: {region: r}}\n", "CFG139 5:17", "CFG139 5:17"),
+    "keys beside those of the environment": (
+        HEAD + BRONZE + f"lake: {{storage: {{region: r, credentials: environment, {KEYS}}}}}\n",
+        "CFG139 5:70",
+        "CFG139 5:103",
+    ),
+    "a folder of work without a store": (HEAD + "lake: {work: here}\n", "CFG139 4:14"),
+    "a cluster without a store": (HEAD + "spark: {master: 'spark://h:7077'}\n", "CFG139 4:17"),
+    "a setting of Spark that is ours": (HEAD + "spark: {conf: {spark.sql.ansi.enabled: 'false'}}\n", "CFG139 4:40"),
+    "a setting of something else": (HEAD + "spark: {conf: {ansi: 'false'}}\n", "CFG139 4:22"),
     "keys in the address": (
         HEAD + BRONZE + f"lake: {{storage: {{region: r, endpoint: 'https://a:b@s', {KEYS}}}}}\n",
         "CFG107 5:39",
