@@ -21,6 +21,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from cdc_lake_testing.object_store import LocalStore
 
+_CONDITIONS = ("If-None-Match", "If-Match")
+
 
 class Fault(enum.StrEnum):
     """What is done to a request."""
@@ -171,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Take a request, decide, pass it on, answer."""
         parts = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        conditional = "If-None-Match" in self.headers
+        conditional = any(name in self.headers for name in _CONDITIONS)
         request = Request(self.command, unquote(parts.path).lstrip("/"), query, conditional)
         body = self._body()
         fault = self.server.proxy.take(request)
@@ -181,7 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(503, {"Content-Type": "application/xml"}, b"<Error><Code>SlowDown</Code></Error>")
         else:
             if fault is Fault.UNFENCED:
-                del self.headers["If-None-Match"]
+                for name in _CONDITIONS:
+                    del self.headers[name]
             status, headers, reply = self._pass_on(body)
             self._answer(fault, status, headers, reply)
 

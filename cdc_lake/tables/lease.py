@@ -100,9 +100,14 @@ class StoreLease:
         """The number of this holder; 0 before `take`."""
 
     def take(self) -> str | None:
-        """Take the lease; returns who has it instead, None if this process has it now. Raises StoreUnavailable."""
+        """Take the lease; returns who has it instead, None if this process has it now.
+
+        Raises StoreUnavailable, StoreRefused; StoreUnfenced if the store cannot keep a lease.
+        """
         record, tag = self._read()
-        if record is not None and not _is_free(record):
+        if record is None:
+            self._store.prove_fence(f"{self._address.path}.fence", str(self._address), replaces=True)
+        elif not _is_free(record):
             seen = tag
             record, tag = self._read_after_change(float(record["every"]), seen)
             if record is not None and tag != seen and record["holder"] is not None:

@@ -58,7 +58,7 @@ class ObjectStore:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._is_fenced = False
+        self._proven: set[bool] = set()
 
     @cached_property
     def filesystem(self) -> pafs.FileSystem:
@@ -90,27 +90,28 @@ class ObjectStore:
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
-    def prove_fence(self, path: str, where: str) -> None:
+    def prove_fence(self, path: str, where: str, *, replaces: bool = False) -> None:
         """Let several writers at a time put each of some new objects below `path`, on the condition that it does not
-        exist. A store that checks the condition, but not at the moment at which it writes, lets two of them succeed.
+        exist, or with `replaces` that it did not change. A store that checks the condition, but not at the moment at
+        which it writes, lets two of them succeed.
 
         Raises:
             StoreUnfenced: Two writers put the same object.
             StoreUnavailable: The store fails for longer than the patience.
             StoreRefused: The store refuses a request.
         """
-        from obstore.exceptions import AlreadyExistsError, BaseError  # noqa: PLC0415  # once for a store
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError  # noqa: PLC0415  # once a store
 
-        if self._is_fenced:
+        if replaces in self._proven:
             return
         bucket, _, folder = path.partition("/")
         store = self._bucket(bucket)
 
-        def put(key: str) -> bool | None:
+        def put(key: str, mode: Any) -> bool | None:
             """Whether the object was accepted; None if no answer came."""
             try:
-                store.put(key, b"proof of the fence", mode="create", use_multipart=False)
-            except AlreadyExistsError:
+                store.put(key, uuid.uuid4().bytes, mode=mode, use_multipart=False)
+            except (AlreadyExistsError, PreconditionError):
                 return False
             except BaseError as cause:
                 if _is_refused(cause):
@@ -120,7 +121,13 @@ class ObjectStore:
 
         def race() -> None:
             key = f"{folder}/{uuid.uuid4().hex}"
-            answers = list(writers.map(put, [key] * _WRITERS))
+            mode: Any = "create"
+            if replaces:
+                try:
+                    mode = {"e_tag": store.put(key, b"proof of the fence", use_multipart=False)["e_tag"]}
+                except BaseError as cause:
+                    raise OSError(str(cause)) from cause
+            answers = list(writers.map(put, [key] * _WRITERS, [mode] * _WRITERS))
             with suppress(FileNotFoundError):  # no writer got through
                 self.filesystem.delete_file(f"{bucket}/{key}")
             if answers.count(True) > 1:
@@ -132,7 +139,7 @@ class ObjectStore:
         with ThreadPoolExecutor(_WRITERS) as writers:
             for _ in range(_ROUNDS):
                 self.persist(race, where)
-        self._is_fenced = True
+        self._proven.add(replaces)
 
     def _bucket(self, bucket: str) -> S3Store:
         """A client without retries for single objects of a bucket."""

@@ -14,10 +14,11 @@ import pytest
 
 from cdc_lake.config.model import ObjectAddress
 from cdc_lake.config.project import Project
-from cdc_lake.errors import AnotherApply
+from cdc_lake.errors import AnotherApply, StoreUnfenced
 from cdc_lake.tables import lease
 from cdc_lake.tables.lease import StoreLease, apply_lease
 from cdc_lake.tables.object_store import ObjectStore
+from cdc_lake_testing.faulty_store import Fault, FaultyStore
 from cdc_lake_testing.object_store import LocalStore, storage_at
 from tests.pipeline_file import make_project
 
@@ -108,6 +109,13 @@ def test_a_holder_on_another_machine_that_renews_is_left_alone_and_one_that_does
     second.release()
     assert third.take() is None
     assert third.epoch == second.epoch + 1
+
+
+def test_a_store_that_cannot_keep_a_lease_is_refused(store: LocalStore) -> None:
+    with FaultyStore(store, lambda r: Fault.UNFENCED if r.conditional else None) as proxy:
+        there = ObjectStore(storage_at(proxy.endpoint))
+        with pytest.raises(StoreUnfenced):
+            StoreLease(there, ObjectAddress("leases", "unfenced"), renew_seconds=1).take()
 
 
 def test_of_many_that_want_a_lease_at_once_one_has_it(store: LocalStore) -> None:
