@@ -165,7 +165,8 @@ def _spark(project: Project) -> SparkSession:
         raise SparkMissing from cause
     spark = SparkSession.builder.getOrCreate()
     require_runtime(spark)
-    require_seen(spark, project.lake)
+    if project.lake_address is None:
+        require_seen(spark, project.lake)
     return apply_settings(spark)
 
 

@@ -89,7 +89,7 @@ def maintain_silver(
     since = now - timedelta(milliseconds=project.pipeline.silver.maintenance.keep_versions)
     if spark is None:
         report(ProgressEvent("maintain", "starting Spark"))
-        spark = start(project, log=project.lake / "logs" / "maintain.log")
+    spark = start(project, spark, log=project.lake / "logs" / "maintain.log")
     results: list[TableUpkeep] = []
     failed: list[CdcLakeError] = []
     ownership = Ownership(project)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc_lake.config.model import is_local
 from cdc_lake.config.project import Project
-from cdc_lake.errors import JavaMissing, SparkMissing, SparkNotStarted
+from cdc_lake.errors import JavaMissing, LakeFolderUnfit, SparkMissing, SparkNotStarted
 from cdc_lake.tables.catalog import REDACTED, catalog_packages, catalog_settings
 from cdc_lake.tables.store_options import hadoop_settings
 
@@ -101,6 +101,9 @@ STACK = "-Xss8m"
 Memory is allocated only as far as a thread uses it.
 """
 
+_OF_SUBMIT = ("spark.driver.extraJavaOptions", "spark.driver.memory", "spark.jars.packages", "spark.master")
+"""What `spark-submit` has decided before this program begins."""
+
 _ENDS_IT = "org.apache.spark.util.SparkUncaughtExceptionHandler"
 _SUBMIT = "PYSPARK_SUBMIT_ARGS"
 _LOOKED_UP = (
@@ -136,25 +139,26 @@ _ON_ONE_MACHINE = {
 """Further ones if no cluster runs the tasks."""
 
 
-def start(project: Project, *, log: Path | None = None) -> SparkSession:
-    """The session of this process: the existing one of the runtime, otherwise a local one with pinned jars.
+def start(project: Project, given: SparkSession | None = None, *, log: Path | None = None) -> SparkSession:
+    """The session of this process: the given or existing one of the runtime, otherwise a new one with pinned jars, in
+    the JVM of `spark-submit` if there is one.
 
-    Raises JavaMissing, SparkMissing, SparkNotStarted. The JVM's output goes to `log`, by default
+    Raises JavaMissing, SparkMissing, SparkNotStarted, LakeFolderUnfit. The JVM's output goes to `log`, by default
     `<lake>/logs/spark.log`, and not to the terminal.
     """
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra: a receiver has no Spark
     except ImportError as cause:
         raise SparkMissing from cause
-    if (active := SparkSession.getActiveSession()) is not None:
-        return apply_settings(active)
+    if (active := given or SparkSession.getActiveSession()) is not None:
+        return _reaching(apply_settings(active), project)
     require_java()
     log = log or project.lake / "logs" / "spark.log"
     _quiet_gateway()
     builder = SparkSession.builder.appName(f"cdc_lake {project.name}")
-    private = secret_settings(project)
+    private, submitted = secret_settings(project), "PYSPARK_GATEWAY_PORT" in os.environ
     for key, value in static_settings(project).items():
-        if key not in private:
+        if key not in (_OF_SUBMIT if submitted else private):
             builder = builder.config(key, value)
     with _settings_by_file(private), _jvm_output_to(log), _own_interrupt():
         try:
@@ -162,7 +166,16 @@ def start(project: Project, *, log: Path | None = None) -> SparkSession:
         except Exception as cause:
             raise SparkNotStarted(f"Spark did not start; its output is in {log}") from cause
     _settle_jvm(spark)
-    return apply_settings(spark)
+    return _reaching(apply_settings(spark), project)
+
+
+def _reaching(spark: SparkSession, project: Project) -> SparkSession:
+    """Raise LakeFolderUnfit if tasks run on other machines, and the lake is a folder of this one."""
+    if on_cluster(spark) and project.lake_address is None:
+        message = f"the tasks of {spark.conf.get('spark.master')} would write into folders of other machines"
+        hint = "set `lake.path` to a folder of an object store (`s3://bucket/folder`)"
+        raise LakeFolderUnfit(message, where=str(project.lake), hint=hint)
+    return spark
 
 
 def death(spark: SparkSession) -> str | None:

@@ -171,7 +171,7 @@ def apply(
     with apply_lease(project):
         if spark is None:
             report(ProgressEvent("apply", "starting Spark"))
-            spark = start(project)
+        spark = start(project, spark)
         approved, listener = ApprovedOperations(allowed), watching(project, report, once=once)
         report = listener.on_progress
         gives_way = bool if once else ApplyYield(project, report)  # with a goal, the receiver is done before it applies

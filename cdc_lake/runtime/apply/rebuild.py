@@ -117,7 +117,7 @@ def rebuild(
         work = Rebuilding(project, name, to, into, report, adopt=adopt)
         if spark is None:
             report(ProgressEvent("rebuild", "starting Spark"))
-            spark = start(project)
+        spark = start(project, spark)
         try:
             return work.run(derive(spark), began, dry_run=dry_run, keys=keys)
         except Exception as cause:
