@@ -26,7 +26,6 @@ from cdc_lake.cli.command import (
     Verbose,
     set_options,
     verb,
-    warn_of_name,
 )
 from cdc_lake.cli.commands.compare import compare_app
 from cdc_lake.cli.commands.cuts import cuts_app
@@ -80,7 +79,6 @@ app = typer.Typer(
 )
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(quarantine_app, name="quarantine")
-app.add_typer(quarantine_app, name="held", hidden=True, callback=lambda: warn_of_name("held", "quarantine"))
 app.add_typer(cuts_app, name="cuts")
 app.add_typer(slot_app, name="slot")
 for commands in (compare_app, maintenance_app, project_app, recordings_app):

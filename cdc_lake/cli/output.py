@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from cdc_lake.cli.text import REPEATING, Pace, diagnostic_text, error_text, progress_line
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.model.diagnostic import Diagnostic, pluralize, printable, with_former_fields
+from cdc_lake.model.diagnostic import Diagnostic, pluralize, printable
 from cdc_lake.observability.events import ProgressEvent
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _parts(secret: str) -> list[str]:
 
 def document(verb: str, value: object) -> dict[str, Any]:
     """A result as a JSON document: `schema` first, then its fields; a value that is not a record is under `items`."""
-    body = with_former_fields(plain(value))
+    body = plain(value)
     return {"schema": f"cdc-lake/{verb}/1", **(body if isinstance(body, dict) else {"items": body})}
 
 
@@ -227,7 +227,7 @@ class CommandOutput:
     def event(self, value: object) -> None:
         """Print one line of `run --json`."""
         with self._lock:
-            _write(sys.stdout, dumps(with_former_fields(plain(value)), indent=None))
+            _write(sys.stdout, dumps(plain(value), indent=None))
 
     def note(self, text: str) -> None:
         """Print a message."""

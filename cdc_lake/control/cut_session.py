@@ -7,7 +7,6 @@ the version in the cut; a table that keeps its history (`silver.kinds`) can be r
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,12 +21,11 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cut_lookup import find_cut
 from cdc_lake.control.cuts import ACTIVE, TableState, WrittenCut, parse_cut, relocate_target
 from cdc_lake.errors import LakeError, NotInCut, SilverMissing, TableBehind, VersionGone
-from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import AsOf, Position
 from cdc_lake.model.relation import TableName
 from cdc_lake.silver.kinds import answers_alone, frame_as_of, rows_as_of
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.control_schema import FORMER_TABLES, ControlName, schema_of
+from cdc_lake.tables.control_schema import ControlName, schema_of
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.open_silver_table import silver_frame, table_log
 from cdc_lake.tables.spark_session import derive
@@ -41,7 +39,7 @@ METADATA = b"cdc_lake"
 
 
 @dataclass(frozen=True)
-class CutSession(FormerFields):
+class CutSession:
     """All silver tables as of one cut. It holds no connection and reads nothing until asked.
 
     Tables are named as in the source (`public.orders`, or `orders` for one of `public`) or by their silver name
@@ -191,7 +189,7 @@ class CutSession(FormerFields):
     def _describe_state(self, state: TableState) -> bytes:
         facts = {"epoch": self.epoch, "position": self.position, "version": state.version}
         facts |= {"state": state.state, "quarantined_keys": state.quarantined_keys}
-        return json.dumps({**facts, "held": state.quarantined_keys}).encode()  # its name in 0.3
+        return json.dumps(facts).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +233,6 @@ def read_history(
     The columns are those of its page, and `shown` if it has a stream and a position. Raises LakeError for an unknown
     table, and for a time without a time zone.
     """
-    for current, former in FORMER_TABLES.items():
-        if table == former:
-            words = f"the control table `{former}` is called `{current}`; 0.5 will not know the former name"
-            warnings.warn(words, DeprecationWarning, stacklevel=3)
-            table = current
     names = get_args(ControlName)
     name: ControlName | None = next((control_name for control_name in names if control_name == table), None)
     if name is None:

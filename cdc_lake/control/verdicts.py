@@ -19,7 +19,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.tables.control_schema import QualityRow, VerifiedRow
 from cdc_lake.tables.control_tables import ControlTables
 
@@ -86,7 +85,7 @@ class DifferingKey:
 
 
 @dataclass(frozen=True, slots=True)
-class TableComparison(FormerFields):
+class TableComparison:
     """The result for one table. `quarantined_keys`: keys whose quarantined changes, applied to silver, give the
     source's row; `discarded_keys`: keys for which discarded changes, and held ones after them, do.
 
@@ -133,7 +132,7 @@ class TableComparison(FormerFields):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(FormerFields):
+class Comparison:
     """The result for all tables, in one snapshot of the source, which shows nothing above `position`.
 
     `values`: whether the rows of sample keys are included.

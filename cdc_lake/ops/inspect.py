@@ -26,7 +26,6 @@ from cdc_lake.control.cut_session import open_session
 from cdc_lake.control.snapshots import refetch_note, whole_copies
 from cdc_lake.errors import LakeError, NotInBronze, StateError
 from cdc_lake.model.change import Undecoded
-from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import Latest, OrderDomain, Span
 from cdc_lake.model.quarantine import RowsByKey
 from cdc_lake.model.relation import Relation, TableName
@@ -320,7 +319,7 @@ class SilverRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RowEverywhere(FormerFields):
+class RowEverywhere:
     """`events` are the changes of the rows that ever had the key and `changes` the row after each; `net`: the row of
     the key at the end of bronze, None if there is none; `silver`: None if no cut has the table yet.
     """

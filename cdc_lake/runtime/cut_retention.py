@@ -34,7 +34,6 @@ from cdc_lake.control.cuts import (
 )
 from cdc_lake.control.verdicts import RULE
 from cdc_lake.errors import CdcLakeError, CutWithheld, NotPinned, VersionGone
-from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import PIN_NAME, AsOf
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
@@ -220,7 +219,7 @@ class PinLine:
 
 
 @dataclass(frozen=True, slots=True)
-class CutLine(FormerFields):
+class CutLine:
     """A cut in a list. `behind`: tables at other positions; `quarantined`: such keys; `withheld`: pins prevented by
     rules.
     """
@@ -245,7 +244,7 @@ class CutList:
 
 
 @dataclass(frozen=True, slots=True)
-class CutTable(FormerFields):
+class CutTable:
     """A table in a cut. `readable`: whether its version exists."""
 
     source: str

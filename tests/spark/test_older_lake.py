@@ -94,5 +94,5 @@ def test_a_lake_of_control_version_1_goes_on_and_older_versions_and_queries_stil
         assert {table["state"] for table in json.loads(row.tables).values()} == {"in", "paused"}
         assert table_log(project, project.target(TableName("public", "now"))).read()["id"].to_pylist().count(9) == 1
         metrics = (root / "shop.prom").read_text()
-        for former in ("cdc_lake_table_broken", "cdc_lake_held_keys"):
-            assert f'{former}{{pipeline="shop_delta",table="silver_delta.now"}} ' in metrics
+        for name in ("cdc_lake_table_failed", "cdc_lake_quarantined_keys"):
+            assert f'{name}{{pipeline="shop_delta",table="silver_delta.now"}} ' in metrics

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from cdc_lake.cli.command import Call, Epoch, verb, warn_of_name
+from cdc_lake.cli.command import Call, Epoch, verb
 from cdc_lake.cli.text import table
 from cdc_lake.model.diagnostic import pluralize
 
@@ -29,14 +29,11 @@ def cuts_list(
     call: Call,
     limit: Annotated[int, Option("--limit", min=1, help="Maximum number of cuts to list, newest first.")] = 20,
     pinned: Annotated[bool, Option("--pinned", help="List only pinned cuts, which stay readable.")] = False,
-    promised: Annotated[bool, Option("--promised", hidden=True)] = False,
 ) -> None:
     """List cuts, newest first: position, time, tables that lag behind, and how long each stays readable."""
     from cdc_lake.runtime.cut_retention import list_cuts
 
-    if promised:
-        warn_of_name("--promised", "--pinned")
-    cuts = list_cuts(call.project(), limit, pinned=pinned or promised)
+    cuts = list_cuts(call.project(), limit, pinned=pinned)
     call.view.result(cuts, list_text(cuts))
 
 
@@ -52,7 +49,7 @@ def cuts_show(
     call.view.result(cut, cut_text(cut))
 
 
-@verb(cuts_app, "pin", document="cuts-pin", former="promise")
+@verb(cuts_app, "pin", document="cuts-pin")
 def cuts_pin(
     call: Call,
     name: Annotated[str, Argument(help="Name to read the cut by: letters, digits, underscores.")],

@@ -137,7 +137,7 @@ def inspect_chain(
         raise typer.Exit(1)
 
 
-@verb(inspect_app, "prepared", document="parked", former="parked")
+@verb(inspect_app, "prepared", document="parked")
 def inspect_prepared(call: Call) -> None:
     """List prepared transactions kept until their COMMIT PREPARED, oldest first."""
     from cdc_lake.runtime.receive.lag import list_prepared

@@ -23,7 +23,6 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.wal_budget import ApplyYield
 from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped, SparkDied
-from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import BATCH_ENTERED, BATCH_LEFT, failpoint
 from cdc_lake.runtime.apply.merge import ApplyTotals
@@ -131,7 +130,7 @@ _AGAIN_SECONDS = 60.0  # … each within this time of the previous one
 
 
 @dataclass(frozen=True, slots=True)
-class ApplySummary(FormerFields):
+class ApplySummary:
     """Result of a run of apply. `upto`: position of the last cut, None if there is none; `paused`: paused tables;
     `idle`: approved operations that no table needed.
     """

@@ -38,7 +38,6 @@ from cdc_lake.errors import (
     RebuildPlaceTaken,
     SparkDied,
 )
-from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import NOTHING_DECIDED
 from cdc_lake.model.relation import Relation, TableName
@@ -69,7 +68,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt(FormerFields):
+class Rebuilt:
     """Result of a rebuild. `version`: version of the table that has the content now, None if it was only compared;
     `quarantined`: changes that rules hold; `operations`: schema changes on the way for which a run would have needed
     approval.
