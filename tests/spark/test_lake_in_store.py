@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.live]
 
 SECTIONS = """\
 lake:
-  path: s3://lake/shop
+  path: s3://lake/{catalog.name}
   storage:
     endpoint: {endpoint}
     region: us-east-1
@@ -70,7 +70,8 @@ def cdc_lake(file: Path, *words: str) -> Any:
     command = [sys.executable, "-m", "cdc_lake.cli.app", *words, "--json"]
     done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
-    return json.loads(done.stdout.splitlines()[-1])
+    text = done.stdout.splitlines()[-1] if words[0] == "run" else done.stdout  # `run` prints a line for each event
+    return json.loads(text)
 
 
 def rows(project: Project, name: str) -> int:
