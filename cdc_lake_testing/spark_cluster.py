@@ -57,6 +57,19 @@ class SparkCluster:
         for process in self._processes:
             process.wait()
 
+    def executors(self) -> list[int]:
+        """The process ids of the executors: children of the workers."""
+        workers = {process.pid for process in self._processes}
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if fields and fields[0] != "Z" and int(fields[1]) in workers:
+                found.append(int(entry.name))
+        return found
+
     def _start(self, name: str, words: list[str], first: list[str]) -> Path:
         log = self._logs / f"{name}.log"
         command = " && ".join([*first, f"exec {shlex.join([str(_SPARK / 'bin' / 'spark-class'), *words])}"])

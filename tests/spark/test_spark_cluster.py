@@ -1,7 +1,12 @@
-"""A Spark cluster whose executors see nothing of the driver's disk applies what a local Spark applies."""
+"""A Spark cluster whose executors see nothing of the driver's disk applies what a local Spark applies, whoever dies."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,32 +31,84 @@ spark:
     spark.executor.memory: 768m
     spark.cores.max: "2"
 """
+APART = ["unshare", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc"]
+"""A program whose processes and mounts are its own, as those of another machine."""
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[SparkCluster]:
-    hidden = [tmp_path / "driver"]
-    hidden[0].mkdir()
-    with SparkCluster(tmp_path / "logs", hidden) as running:
+def machines(tmp_path: Path) -> list[Path]:
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    for folder in folders:
+        folder.mkdir()
+    return folders
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, machines: list[Path]) -> Iterator[SparkCluster]:
+    with SparkCluster(tmp_path / "logs", machines) as running:
         yield running
 
 
-def test_executors_need_nothing_of_the_drivers_disk(
-    database: Database, catalog: Database, tmp_path: Path, cluster: SparkCluster
-) -> None:
+@pytest.fixture
+def files(database: Database, catalog: Database, machines: list[Path], cluster: SparkCluster) -> Iterator[list[Path]]:
+    """The pipeline's file on three machines, whose folders the workers do not see."""
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE books (id int PRIMARY KEY, title text)")
+        conn.execute("CREATE TABLE loans (id int PRIMARY KEY, book int, note text)")
+        conn.execute("INSERT INTO books SELECT g, 'book ' || g FROM generate_series(1, 40000) AS g")
+        conn.execute("INSERT INTO loans SELECT g, g, 'note' FROM generate_series(1, 40000) AS g")
     with LocalStore() as store:
         store.bucket("lake")
-        more = SECTIONS.format(endpoint=store.endpoint, catalog=catalog)
-        file = pipeline_file(database, tmp_path / "driver", more + SPARK.format(master=cluster.master))
-        with database.connect() as conn:
-            conn.execute("CREATE TABLE books (id int PRIMARY KEY, title text)")
-            conn.execute("CREATE TABLE loans (id int PRIMARY KEY, book int, note text)")
-            conn.execute("INSERT INTO books SELECT g, 'book ' || g FROM generate_series(1, 40000) AS g")
-            conn.execute("INSERT INTO loans SELECT g, g, 'note' FROM generate_series(1, 40000) AS g")
-        cdc_lake(file, "run", "--once")
-        with database.connect() as conn:
-            conn.execute("UPDATE books SET title = title || '!'")
-            conn.execute("UPDATE loans SET note = note || '!'")
-            conn.execute("UPDATE books SET id = id + 100000 WHERE id > 39990")
-        cdc_lake(file, "run", "--once")
-        assert cdc_lake(file, "compare")["verdict"] == "equal"
+        more = SECTIONS.format(endpoint=store.endpoint, catalog=catalog) + SPARK.format(master=cluster.master)
+        yield [pipeline_file(database, folder, more) for folder in machines]
+
+
+def change(database: Database) -> None:
+    with database.connect() as conn:
+        conn.execute("UPDATE books SET title = title || '!'")
+        conn.execute("UPDATE loans SET note = note || '!'")
+        conn.execute("UPDATE books SET id = id + 100000 WHERE id > 39990 AND id < 100000")
+
+
+def begun(file: Path, *before: str) -> subprocess.Popen[str]:
+    """`run --once`, in a process of its own."""
+    command = [*before, sys.executable, "-m", "cdc_lake.cli.app", "run", "--once", "--json"]
+    return subprocess.Popen(command, cwd=file.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until_executors(cluster: SparkCluster) -> list[int]:
+    end = time.monotonic() + 120
+    while not (found := cluster.executors()):
+        assert time.monotonic() < end, "no executor began"
+        time.sleep(0.2)
+    return found
+
+
+def test_executors_need_nothing_of_the_drivers_disk(database: Database, files: list[Path]) -> None:
+    cdc_lake(files[0], "run", "--once")
+    change(database)
+    cdc_lake(files[0], "run", "--once")
+    assert cdc_lake(files[0], "compare")["verdict"] == "equal"
+
+
+def test_executors_and_drivers_that_die_lose_nothing(
+    database: Database, files: list[Path], cluster: SparkCluster
+) -> None:
+    first, second, third = files
+    run = begun(first)
+    for pause in (1, 9):
+        until_executors(cluster)
+        time.sleep(pause)
+        os.kill(cluster.executors()[0], signal.SIGKILL)
+    told, complaint = run.communicate(timeout=300)
+    assert run.returncode == 0, told + complaint
+    change(database)
+    run = begun(first)
+    until_executors(cluster)
+    time.sleep(8)
+    run.kill()
+    assert "applies this pipeline already" not in "".join(run.communicate())
+    run = begun(second, *APART)
+    told, complaint = run.communicate(timeout=300)
+    assert run.returncode == 0, told + complaint
+    assert cdc_lake(third, "compare")["verdict"] == "equal"
