@@ -27,7 +27,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import CatalogUnreachable, CdcLakeError
 from cdc_lake.model.change import Insert, Transaction

@@ -68,7 +68,7 @@ class Stored:
         """The files that versions of an Iceberg table name, and those that list them, as keys; of Delta none."""
         if self.format == "delta":
             return set()
-        table = open_catalog(self._catalog(ObjectStore(storage_at(self.store.endpoint)))).load_table(("bronze", "shop"))
+        table = open_catalog(self._catalog(storage_at(self.store.endpoint))).load_table(("bronze", "shop"))
         found = {table.metadata_location}
         for version in table.metadata.snapshots:
             found.add(version.manifest_list)

@@ -265,7 +265,7 @@ class ClusterSpanPartitioner:
 
 def span_partitioner(project: Project, spark: SparkSession) -> SpanPartitioner | ClusterSpanPartitioner:
     """What partitions the spans of a run."""
-    if on_cluster(spark) and (address := project.scratch_address) is not None:
+    if (address := project.scratch_address) is not None and on_cluster(spark):
         return ClusterSpanPartitioner(spark, object_store(project), address / "spans")
     return SpanPartitioner(project.scratch.with_name(f"{project.name}.spans"))
 

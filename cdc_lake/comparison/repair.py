@@ -26,6 +26,7 @@ from cdc_lake.comparison.row_sets import canonical_texts
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.base import ComparisonSource, all_rows
 from cdc_lake.connectors.redaction import rules_of
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import ACTIVE, TableState, last_cut
 from cdc_lake.control.snapshots import REFETCHED, refetched_rows
 from cdc_lake.control.verdicts import Comparison, Repair
@@ -39,7 +40,6 @@ from cdc_lake.source.base import PublishedTable, format_stream_position
 from cdc_lake.source.sql_text import identifier, literal
 from cdc_lake.tables.control_schema import RunRow, SnapshotRow, new_run
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-from cdc_lake.tables.lease import apply_lease
 
 KEYS_AT_MOST: Final = 5_000
 """Keys of a table that one statement reads."""

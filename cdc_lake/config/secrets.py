@@ -31,8 +31,8 @@ PATHS = (
     CATALOG,
 )
 """Secret values; of an address, only the password in it."""
-PROPERTIES = "lake.iceberg.properties"
-"""A mapping, in which values are secret if their names say so."""
+MAPPINGS = ("lake.iceberg.properties", "spark.conf")
+"""Mappings, in which values are secret if their names say so."""
 
 _ADDRESS = re.compile(r"[^/]*//[^/@]*:[^/@]+@")
 _NAMED = re.compile(r"token|credential|secret|password|key", re.IGNORECASE)
@@ -55,9 +55,16 @@ def secret_rules(root: MappingNode, folder: Path) -> Iterator[Diagnostic]:
         yield _exposed_secret(folder / key.value, "source.tls.key", key)
 
 
+def _bare(path: str) -> str:
+    """The name of a secret in its section."""
+    for section in (*MAPPINGS, "lake.storage"):
+        path = path.removeprefix(f"{section}.")
+    return path
+
+
 def is_secret(path: str) -> bool:
     """Whether the value at a path is a secret or contains one; any of the catalog's properties may be one."""
-    return path in PATHS or path.startswith(f"{PROPERTIES}.")
+    return path in PATHS or path.startswith(tuple(f"{mapping}." for mapping in MAPPINGS))
 
 
 def has_password(address: str) -> bool:
@@ -71,7 +78,7 @@ def _secrets(values: Mapping[str, ScalarNode]) -> Iterator[tuple[str, ScalarNode
         if path == CATALOG:
             secret = has_password(node.text)
         else:
-            secret = path in PATHS or (is_secret(path) and _NAMED.search(path.removeprefix(PROPERTIES)) is not None)
+            secret = path in PATHS or (is_secret(path) and _NAMED.search(_bare(path)) is not None)
         if secret and node.value:
             yield path, node
 
@@ -98,7 +105,7 @@ def _readable_by_others(file: Path) -> bool:
 
 def _plain_secret(path: str, node: ScalarNode) -> Diagnostic:
     names = {"source.password": "the password", CATALOG: "the password of the catalog"}
-    what = names.get(path) or f"`{path.removeprefix(f'{PROPERTIES}.').removeprefix('lake.storage.')}`"
+    what = names.get(path) or f"`{_bare(path)}`"
     hint = "use ${env:NAME} or ${file:path}; everyone who can read the file can read the secret"
     summary = f"{what} is written in plain text"
     return Diagnostic(Severity.WARNING, Problem.PLAIN_PASSWORD, summary, node.mark.location(path), hint)

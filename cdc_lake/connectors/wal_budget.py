@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import WalBudget
-from cdc_lake.control.status_files import NoteFile
+from cdc_lake.control.coordination import NoteFile
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
 
 

@@ -48,7 +48,7 @@ from cdc_lake.silver.transforms import NOT_SENT
 from cdc_lake.tables.control_schema import QualityRow, RunRow
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.open_silver_table import table_log
-from cdc_lake.tables.table_log import column_names
+from cdc_lake.tables.silver_table import column_names
 
 
 @dataclass

@@ -17,10 +17,10 @@ from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.factory import source_view
 from cdc_lake.connectors.wal_budget import WalNote
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.control.cuts import FAILED, PAUSED, RESYNCING, TableState, table_states
 from cdc_lake.control.quarantine import open_quarantine, quarantine_log
 from cdc_lake.control.snapshots import courses
-from cdc_lake.control.status_files import ReceiverNote
 from cdc_lake.control.streams import is_complete
 from cdc_lake.control.streams import waiting as waiting_undecoded
 from cdc_lake.control.table_pauses import stopped_tables

@@ -40,7 +40,7 @@ from cdc_lake.tables.canonical_values import from_silver, readable
 from cdc_lake.tables.control_schema import QualityRow, WithheldRow
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.open_silver_table import table_log
-from cdc_lake.tables.table_log import column_names
+from cdc_lake.tables.silver_table import column_names
 
 
 def key_columns(project: Project, target: Target, state: TableState | None) -> tuple[str, ...]:

@@ -40,8 +40,8 @@ from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silen
 from cdc_lake.runtime.cut_gate import Withheld, judge_cut, objections, withheld, withhold
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
+from cdc_lake.tables.maintenance import TAG_PREFIX, retention_changes, set_tags
 from cdc_lake.tables.open_silver_table import table_log
-from cdc_lake.tables.version_retention import TAG_PREFIX, retention_changes, set_tags
 
 Sql = Callable[[Target, str], None]
 """Runs a statement in the session of a table. Raises LakeError."""

@@ -24,6 +24,7 @@ from cdc_lake.bronze.contract import CONTRACT_VERSION, StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader, bronze_table, decoded_transactions
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import Cut, kept_versions, last_cut
 from cdc_lake.control.ownership import Ownership
 from cdc_lake.errors import CdcLakeError, LakeError, NoStream
@@ -41,7 +42,6 @@ from cdc_lake.tables.control_schema import (
     version_of,
 )
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.maintenance import Keep, MaintenanceStep, silver_upkeep
 from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.spark_session import derive, start

@@ -22,6 +22,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.rules import rule_name
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import Cut, last_cut
 from cdc_lake.control.quarantine import FAILED, QuarantineLog, open_quarantine, quarantine_log
 from cdc_lake.control.streams import UndecodedTransaction, source_table, waiting
@@ -37,7 +38,6 @@ from cdc_lake.silver.row_tracing import Key, unit_of
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import utc_now
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.open_silver_table import table_log
 
 

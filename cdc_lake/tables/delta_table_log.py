@@ -39,17 +39,20 @@ from cdc_lake.tables.silver_table import (
     GENERATION_PROPERTY,
     PIPELINE,
     STREAM,
+    CommitMetrics,
+    ForeignCommit,
     Marker,
     Owner,
     TableLayout,
+    TableStatistics,
     app_id,
+    group_batches,
     laid_out_by,
     parse_layout,
     planned_for,
     stream_of,
     written_by,
 )
-from cdc_lake.tables.table_log import CommitMetrics, ForeignCommit, TableStatistics, group_batches
 from cdc_lake.tables.types import SilverColumn
 
 _ENGINE: Final = {
@@ -79,7 +82,7 @@ def remove_drafts(project: Project, namespace: str) -> None:
 
 
 class DeltaTableLog:
-    """The log of a Delta silver table (`tables.table_log.TableLog`)."""
+    """The log of a Delta silver table (`tables.silver_table.TableLog`)."""
 
     def __init__(self, project: Project, target: Target) -> None:
         self._target = target

@@ -27,7 +27,7 @@ from cdc_lake.tables.catalog import catalog_address, check_catalog, open_catalog
 from cdc_lake.tables.iceberg_table_log import IcebergTableLog, iceberg_table
 from cdc_lake.tables.schema_evolution import ChangeType, Progress, SchemaChange
 from cdc_lake.tables.silver_table import APP_PROPERTY, POSITION_PROPERTY, Marker, Statement
-from cdc_lake.tables.spark_session import kept, temp_view
+from cdc_lake.tables.spark_session import materialize, temp_view
 from cdc_lake.tables.types import SilverColumn, literal, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class IcebergSilver:
         not prepare its tables, and refuses those with deletion vectors (seen with 4.4.0). Stored on disk meanwhile,
         because it is a whole table.
         """
-        return temp_view(kept(self._spark.sql(query), large=True), _CONTENT)
+        return temp_view(materialize(self._spark.sql(query), large=True), _CONTENT)
 
     def _clauses(self, stream: str) -> str:
         """The clauses of CREATE and REPLACE TABLE after the columns."""

@@ -21,15 +21,18 @@ from cdc_lake.tables.silver_table import (
     PIPELINE,
     POSITION_PROPERTY,
     STREAM,
+    CommitMetrics,
+    ForeignCommit,
     Marker,
     Owner,
     TableLayout,
+    TableStatistics,
+    group_batches,
     laid_out_by,
     parse_layout,
     stream_of,
     written_by,
 )
-from cdc_lake.tables.table_log import CommitMetrics, ForeignCommit, TableStatistics, group_batches
 from cdc_lake.tables.types import SilverColumn
 
 if TYPE_CHECKING:
@@ -61,7 +64,7 @@ def iceberg_table(project: Project, target: Target) -> Table | None:
 
 
 class IcebergTableLog:
-    """The log of an Iceberg silver table (`tables.table_log.TableLog`)."""
+    """The log of an Iceberg silver table (`tables.silver_table.TableLog`)."""
 
     def __init__(self, project: Project, target: Target) -> None:
         self._project = project

@@ -10,8 +10,7 @@ from cdc_lake.tables.delta_silver import DeltaSilver
 from cdc_lake.tables.delta_table_log import DeltaTableLog
 from cdc_lake.tables.iceberg_silver import IcebergSilver
 from cdc_lake.tables.iceberg_table_log import IcebergTableLog
-from cdc_lake.tables.silver_table import SilverStore, table_ref
-from cdc_lake.tables.table_log import TableLog
+from cdc_lake.tables.silver_table import SilverStore, TableLog, table_ref
 from cdc_lake.tables.types import properties_sql
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def mark_when_large(spark: SparkSession, project: Project, target: Target) -> No
     Changed rows are then marked as deleted in their files, which are not rewritten. Delta calls the marks deletion
     vectors, Iceberg position deletes. Without them a MERGE rewrites every file with a changed row, so its cost depends
     on the size of the table; with them it depends on the number of changes. They slow readers a little until the files
-    are compacted, and readers without support refuse the table: `tables.table_log`, Spark and pyiceberg read them,
+    are compacted, and readers without support refuse the table: `tables.silver_table`, Spark and pyiceberg read them,
     pyarrow's own reader of Delta tables does not. Iceberg tables stay at format version 2: the deletion vectors of
     version 3 were not faster to write (measured), and pyiceberg 0.12 cannot write properties or tags of such a table
     (decision 0022).

@@ -241,7 +241,7 @@ def on_cluster(spark: SparkSession) -> bool:
     return not is_local(str(spark.conf.get("spark.master", "")))
 
 
-def kept(frame: DataFrame, *, large: bool = False) -> DataFrame:
+def materialize(frame: DataFrame, *, large: bool = False) -> DataFrame:
     """A frame that is computed only once: on a cluster it survives the loss of executors. `large`: it is computed when
     it is first used, and does not stay in memory.
     """

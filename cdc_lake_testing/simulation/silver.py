@@ -26,8 +26,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.runtime.apply.merge import MergeResult, WriteStrategy
 from cdc_lake.runtime.apply.span_planning import TableTask
 from cdc_lake.tables.control_schema import CONTROL_VERSION, NAMES, ControlRow, CutRow, PauseRow, schema_of
-from cdc_lake.tables.silver_table import Marker
-from cdc_lake.tables.table_log import CommitMetrics
+from cdc_lake.tables.silver_table import CommitMetrics, Marker
 from cdc_lake_testing.expected import of_table
 from cdc_lake_testing.oracle import Oracle, Row
 from cdc_lake_testing.simulation.world import World
@@ -53,7 +52,7 @@ class SilverTable:
         return self.versions[-1][0] if self.versions else NO_VERSION
 
     def marker(self, stream: str) -> Marker:
-        """See `tables.table_log`, as the next ones."""
+        """See `tables.silver_table`, as the next ones."""
         del stream
         return self.newest
 

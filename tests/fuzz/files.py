@@ -13,7 +13,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.connectors.prepared_transactions import PreparedTransactions, file_name
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.connectors.wal_budget import WalNote
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.decode.pgoutput.parser import Prepared
 from cdc_lake.decode.pgoutput.spooled import Announcement, PreparedContent
 from cdc_lake.decode.pgoutput.two_phase import encode_prepared, read_back

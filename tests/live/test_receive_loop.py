@@ -21,6 +21,7 @@ from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import (
@@ -41,7 +42,6 @@ from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.source.base import StreamIdentity
 from cdc_lake.source.sql_text import PRINTING
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.lease import apply_lease
 from cdc_lake_testing.beside import beside, streams, until
 from cdc_lake_testing.workload import SHAPES, Workload
 from tests.bronze_replay import bronze_rows, tables_from_bronze

@@ -17,7 +17,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.errors import CdcLakeError, Retry, StaleObjectListing, StoreUnavailable
 from cdc_lake.model.position import Lsn
 from cdc_lake.observability.events import ProgressEvent

@@ -34,7 +34,7 @@ from cdc_lake.cli.text import page
 from cdc_lake.config.loader import load_project
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.coordination import ReceiverNote, apply_lease, copy_lease
 from cdc_lake.control.streams import last_epoch
 from cdc_lake.errors import StoreUnavailable
 from cdc_lake.observability.events import ProgressEvent
@@ -46,7 +46,6 @@ from cdc_lake.tables import control_tables as control
 from cdc_lake.tables.catalog import open_catalog
 from cdc_lake.tables.control_schema import CONTROL_PROPERTY
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.lease import apply_lease, copy_lease
 from cdc_lake_testing.beside import streams, until
 from cdc_lake_testing.relay import Connection, Relay
 from cdc_lake_testing.rest_catalog import RestCatalogServer

@@ -20,6 +20,7 @@ from cdc_lake.comparison.repair import REPAIR, DifferingKeys
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.factory import compare_source
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, write_cut
 from cdc_lake.control.verdicts import DifferingKey, Repair, TableComparison, Verdict
 from cdc_lake.decode.gaussdb.records import Style
@@ -29,7 +30,6 @@ from cdc_lake.observability.events import silent
 from cdc_lake.observability.failpoints import COMMIT_WRITTEN, REREAD_LANDED
 from cdc_lake.runtime.apply.snapshot_alignment import AlignmentPoint
 from cdc_lake.source.base import PublishedTable
-from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.silver_table import FIRST, app_id
 from cdc_lake_testing.broken_off import broken_off
 from cdc_lake_testing.invariants import Known, invariants

@@ -20,6 +20,7 @@ from cdc_lake.comparison.bronze_vs_source import against_source
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.base import ActionKind
 from cdc_lake.connectors.postgres.decoding import by_publication
+from cdc_lake.control.coordination import copy_lease
 from cdc_lake.control.snapshots import courses
 from cdc_lake.errors import AnotherCopy, NoStream, TableNotKnown
 from cdc_lake.model.relation import TableName
@@ -32,7 +33,6 @@ from cdc_lake.runtime.resync import resync
 from cdc_lake.source.postgres.connection import connect
 from cdc_lake.source.postgres.publication import load_published_tables
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.lease import copy_lease
 from cdc_lake_testing.beside import beside, until
 from cdc_lake_testing.kills import KILLED
 from tests.bronze_replay import tables_from_bronze

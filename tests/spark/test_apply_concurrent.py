@@ -17,6 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.errors import AnotherApply, ConcurrentModification, OtherWriter, SilverRestored
 from cdc_lake.model.change import UNCHANGED, OldKind, Update
 from cdc_lake.model.position import Span
@@ -31,7 +32,6 @@ from cdc_lake.silver.row_tracing import NOTHING_WAITS
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_silver import DeltaSilver
 from cdc_lake.tables.iceberg_table_log import iceberg_table
-from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.open_silver_table import store
 from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.spark_session import derive

@@ -25,8 +25,7 @@ from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.layout_mapping import make_shape
 from cdc_lake.tables.catalog import catalog_address, open_catalog
 from cdc_lake.tables.open_silver_table import table_log
-from cdc_lake.tables.silver_table import Marker
-from cdc_lake.tables.table_log import CommitMetrics, TableStatistics
+from cdc_lake.tables.silver_table import CommitMetrics, Marker, TableStatistics
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.pipeline_file import make_project
 from tests.seeds import one_seed

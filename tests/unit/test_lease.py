@@ -14,9 +14,9 @@ import pytest
 
 from cdc_lake.config.model import ObjectAddress
 from cdc_lake.config.project import Project
+from cdc_lake.control import coordination
+from cdc_lake.control.coordination import StoreLease, apply_lease
 from cdc_lake.errors import AnotherApply, StoreUnfenced
-from cdc_lake.tables import lease
-from cdc_lake.tables.lease import StoreLease, apply_lease
 from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake_testing.faulty_store import Fault, FaultyStore
 from cdc_lake_testing.object_store import LocalStore, storage_at
@@ -28,7 +28,7 @@ import sys, time
 from pathlib import Path
 from cdc_lake.config.project import Project
 from cdc_lake.config.model import Pipeline
-from cdc_lake.tables.lease import apply_lease
+from cdc_lake.control.coordination import apply_lease
 pipeline = Pipeline.model_validate_json(sys.argv[1])
 with apply_lease(Project(pipeline, Path(sys.argv[2]) / "shop.yaml", Path(sys.argv[2]))):
     print("held", flush=True)
@@ -47,7 +47,7 @@ def store() -> Iterator[LocalStore]:
 def project(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: LocalStore
 ) -> Project:
-    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(coordination, "RENEW_SECONDS", 0.2)
     if request.param == "disk":
         return make_project(tmp_path)
     storage = {**storage_at(store.endpoint).model_dump(), "access_key_id": "kit", "secret_access_key": "kit-secret"}
@@ -91,9 +91,9 @@ def lease_at(store: LocalStore, key: str, every: float = 0.2) -> StoreLease:
 def test_a_holder_on_another_machine_that_renews_is_left_alone_and_one_that_does_not_is_replaced(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "_system", lambda: "a machine")
+    monkeypatch.setattr(coordination, "_system", lambda: "a machine")
     first, stop = held(store, "elsewhere"), threading.Event()
-    monkeypatch.setattr(lease, "_system", lambda: "another machine")
+    monkeypatch.setattr(coordination, "_system", lambda: "another machine")
     renewing = threading.Thread(target=first.renew_until, args=(stop,))
     renewing.start()
     second = lease_at(store, "elsewhere")

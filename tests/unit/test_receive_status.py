@@ -14,7 +14,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.cli.commands.status import status_text
 from cdc_lake.connectors.base import Action, SlotSeen
 from cdc_lake.connectors.open_stream import ReceiverHealth
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.errors import StoreUnavailable
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName

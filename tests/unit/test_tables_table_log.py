@@ -14,8 +14,7 @@ from cdc_lake.control.cuts import table_states
 from cdc_lake.errors import SilverMissing
 from cdc_lake.tables.iceberg_table_log import iceberg_table
 from cdc_lake.tables.open_silver_table import table_log
-from cdc_lake.tables.silver_table import FIRST, Marker, app_id, planned_for
-from cdc_lake.tables.table_log import ForeignCommit
+from cdc_lake.tables.silver_table import FIRST, ForeignCommit, Marker, app_id, planned_for
 from tests.silver_commits import FORMATS, STREAM, make, write
 
 

@@ -19,6 +19,7 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import FAILED, RESYNCING, Cut, TableState, parse_cut, write_cut
 from cdc_lake.control.table_pauses import paused_tables
 from cdc_lake.errors import AnotherApply, BronzeUnknown, ControlNewer
@@ -45,7 +46,6 @@ from cdc_lake.tables.control_schema import (
 )
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
-from cdc_lake.tables.lease import apply_lease
 from cdc_lake_testing.broken_off import broken_off
 from tests.data import make_lake
 from tests.shell import output_of

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.wal_budget import ApplyYield
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped, SparkDied
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import BATCH_ENTERED, BATCH_LEFT, failpoint
@@ -29,7 +30,6 @@ from cdc_lake.runtime.apply.merge import ApplyTotals
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.apply.spark_sessions import SparkLives
 from cdc_lake.runtime.apply.table_integrity import ApprovedOperations
-from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.spark_session import death, start
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from cdc_lake.silver.row_tracing import (
     trace_content,
 )
 from cdc_lake.silver.transforms import LEFT_TO, Projection, fill_unchanged, moves
-from cdc_lake.tables.spark_session import kept
+from cdc_lake.tables.spark_session import materialize
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -369,7 +369,7 @@ def follow(span: TableChanges, profile: SpanProfile, others: frozenset[Key]) -> 
         if span.projection.transforms.any:
             changes = fill_unchanged(changes, span.projection, needed, foreign(table, span.projection))
         # Cached: it is used five times, and each time would cost windows and a join with the target.
-        changes = kept(drop_trace(changes))
+        changes = materialize(drop_trace(changes))
     judge = conditions(table, part, span.projection, completed=bool(profile.lacking))
     profile = survey(changes, table, part, judge, summary) if profile.lacking else profile
     changes = changes.withColumn(FAILED, failed_names(judge))

@@ -26,9 +26,8 @@ from cdc_lake.silver.kind import RowIdentity, TablePart
 from cdc_lake.silver.transforms import Projection
 from cdc_lake.tables.control_schema import RunRow
 from cdc_lake.tables.open_silver_table import table_log
-from cdc_lake.tables.silver_table import Marker
+from cdc_lake.tables.silver_table import CommitMetrics, Marker
 from cdc_lake.tables.spark_session import temp_view
-from cdc_lake.tables.table_log import CommitMetrics
 from cdc_lake.tables.types import SilverColumn, quote_identifier
 
 WriteMode: TypeAlias = Literal["overwrite", "append", "merge"]
@@ -194,7 +193,7 @@ class TableApplied:
 @dataclass
 class ApplyTotals:
     """What run `run` has done so far; `top`: goal of the last pass, `upto`: how far it got; `write_modes`: how often
-    each strategy was used; `written`: files and bytes (`tables.table_log`); `quarantined_by`: quarantined changes by
+    each strategy was used; `written`: files and bytes (`tables.silver_table`); `quarantined_by`: quarantined changes by
     silver table and rule; `failed`: silver table → why it waits; `tables`: those that were written; `paused`: paused
     silver tables.
     """

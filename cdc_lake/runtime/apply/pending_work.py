@@ -15,6 +15,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import ACTIVE, PAUSED, Cut, TableState, last_cut
 from cdc_lake.control.quarantine import quarantine_log
 from cdc_lake.control.snapshots import courses, refetched_tables
@@ -35,7 +36,6 @@ from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import new_run
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.open_silver_table import table_log
 
 

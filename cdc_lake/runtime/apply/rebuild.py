@@ -26,6 +26,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.snapshot_copy import Stopped
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, last_cut, write_cut
 from cdc_lake.control.ownership import Ownership
 from cdc_lake.control.quarantine import forget, open_quarantine, quarantine_log, record
@@ -57,7 +58,6 @@ from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import RunRow, new_run
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.delta_table_log import remove_drafts
-from cdc_lake.tables.lease import apply_lease
 from cdc_lake.tables.open_silver_table import store, table_log
 from cdc_lake.tables.silver_table import FIRST, Marker
 from cdc_lake.tables.spark_session import death, derive, start

@@ -17,9 +17,9 @@ from cdc_lake.config.source import PostgresSource
 from cdc_lake.connectors.base import SlotSeen
 from cdc_lake.connectors.prepared_transactions import prepared_files, read_file, waiting_files
 from cdc_lake.connectors.wal_budget import BudgetStatus
+from cdc_lake.control.coordination import ReceiverWait
 from cdc_lake.control.cuts import TableState
 from cdc_lake.control.snapshots import TableTimeline
-from cdc_lake.control.status_files import ReceiverWait
 from cdc_lake.control.streams import UndecodedTransaction
 from cdc_lake.decode.undecodable import announced_in
 from cdc_lake.errors import CdcLakeError

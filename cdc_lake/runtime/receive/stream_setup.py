@@ -47,6 +47,7 @@ from cdc_lake.connectors.redaction import (
     redaction_of,
     with_redaction,
 )
+from cdc_lake.control.coordination import copy_lease
 from cdc_lake.control.snapshots import CopiedTable, record_recopied
 from cdc_lake.decode.hashing import content_of
 from cdc_lake.decode.redaction import Hasher
@@ -61,7 +62,6 @@ from cdc_lake.source.base import format_stream_position
 from cdc_lake.source.socket_io import Opened, ignore_open
 from cdc_lake.tables.control_schema import ConfigurationRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.lease import copy_lease
 
 _FILES: Final = 8  # of bronze, the newest ones
 _CONTENTS: Final = 1000  # repeated transactions of a connection whose content is compared
