@@ -1,8 +1,9 @@
 """The ports of silver tables of any format: what changes a table (`SilverStore`), and what the table itself says
 (`TableLog`): watermark, commits of other writers, statistics, rows of any version. The log is read without a JVM.
 
-A version is what a cut refers to: Delta's table version, Iceberg's snapshot id. A commit without our marker that changes
-rows is foreign; compaction and column changes are not. A restore to an older version is distinguished from a write.
+A version is what a cut refers to: Delta's table version, Iceberg's snapshot id. A commit without our marker that
+changes rows is foreign; compaction and column changes are not. A restore to an older version is distinguished from a
+write.
 
 The watermark is read from the table's own commits and nowhere else. Delta stores it as the version
 of an application transaction, Iceberg as a property of the snapshot's summary.
