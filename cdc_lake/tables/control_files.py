@@ -45,7 +45,7 @@ class ControlFiles(Protocol):
         """Remove a file if it exists."""
 
 
-def _failed(where: str) -> LakeError:
+def _file_error(where: str) -> LakeError:
     return ControlNotWritten("a file of the control tables could not be written or read", where=where)
 
 
@@ -54,7 +54,7 @@ class LocalControlFiles:
     from an error of the disk, of the folder.
     """
 
-    def __init__(self, folder: Path, *, durable: bool = True, error: Callable[[str], LakeError] = _failed) -> None:
+    def __init__(self, folder: Path, *, durable: bool = True, error: Callable[[str], LakeError] = _file_error) -> None:
         self._folder = folder
         self._durable = durable
         self._error = error
@@ -167,7 +167,7 @@ ControlFolder: TypeAlias = LocalControlFiles | StoredControlFiles
 """Files that Arrow and Spark can read, too."""
 
 
-def control_files(project: Project, folder: str, error: Callable[[str], LakeError] = _failed) -> ControlFolder:
+def control_files(project: Project, folder: str, error: Callable[[str], LakeError] = _file_error) -> ControlFolder:
     """The files in a folder next to a pipeline's control tables; `error`: see LocalControlFiles."""
     if (address := project.control_address) is not None:
         return StoredControlFiles(object_store(project), address / folder)

@@ -48,14 +48,14 @@ def _values(storage: Storage) -> tuple[str | None, ...]:
     return (storage.region, endpoint, *map(_text, keys))
 
 
-def _named(storage: Storage, library: str) -> dict[str, str]:
+def _library_settings(storage: Storage, library: str) -> dict[str, str]:
     pairs = zip(_NAMES[library], _values(storage), strict=True)
     return {name: value for name, value in pairs if value is not None}
 
 
 def crate_options(storage: Storage) -> dict[str, str]:
     """Of the Rust crate; a log entry is written on the condition that it does not exist, which is the fence."""
-    return {**_named(storage, "crate"), "aws_conditional_put": "etag"}
+    return {**_library_settings(storage, "crate"), "aws_conditional_put": "etag"}
 
 
 def delta_options(storage: Storage) -> dict[str, str]:
@@ -94,7 +94,7 @@ def arrow_filesystem(storage: Storage) -> pafs.S3FileSystem:
 def pyiceberg_properties(storage: Storage) -> dict[str, str]:
     """Of pyiceberg's file access."""
     ours = {"py-io-impl": "cdc_lake.tables.iceberg_io.StoreFileIO", PATIENCE_PROPERTY: str(storage.patience)}
-    return {**_named(storage, "pyiceberg"), **ours}
+    return {**_library_settings(storage, "pyiceberg"), **ours}
 
 
 def storage_of(properties: dict[str, str]) -> Storage:
@@ -116,7 +116,7 @@ def storage_of(properties: dict[str, str]) -> Storage:
 def iceberg_java_properties(storage: Storage) -> dict[str, str]:
     """Of Iceberg's file access in Spark."""
     path_style = {} if storage.endpoint is None else {"s3.path-style-access": "true"}
-    return {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", **_named(storage, "java"), **path_style}
+    return {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", **_library_settings(storage, "java"), **path_style}
 
 
 def hadoop_settings(storage: Storage) -> dict[str, str]:
@@ -125,7 +125,7 @@ def hadoop_settings(storage: Storage) -> dict[str, str]:
     settings = {
         "fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",  # addresses begin with s3:// in every program
         "fs.s3a.aws.credentials.provider": _PROVIDERS[kind],
-        **_named(storage, "hadoop"),
+        **_library_settings(storage, "hadoop"),
     }
     if storage.endpoint is not None:
         settings["fs.s3a.path.style.access"] = "true"
