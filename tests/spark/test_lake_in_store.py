@@ -15,14 +15,17 @@ from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake_testing.faulty_store import Chance, Fault, FaultyStore, honest
 from cdc_lake_testing.object_store import LocalStore
 from cdc_lake_testing.server import EmbeddedServer
+from cdc_lake_testing.workload import Workload
 from tests.conftest import Database, drop_database, make_database
 from tests.pipeline_file import pipeline_file
+from tests.seeds import seeds
 
 pytestmark = [pytest.mark.spark, pytest.mark.live]
 
-SECTIONS = """\
+LAKE = """\
 lake:
   path: s3://lake/{catalog.name}
   storage:
@@ -33,10 +36,12 @@ lake:
     allow_http: true
   iceberg:
     uri: postgresql://{catalog.user}:{catalog.password}@{catalog.host}:{catalog.port}/{catalog.name}
+"""
+SILVER = """
 silver:
   tables:
-    - {{from: public.loans, format: iceberg}}
-    - {{from: public.books, rules: [{{rule: not_null, column: title, on_fail: quarantine}}]}}
+    - {from: public.loans, format: iceberg}
+    - {from: public.books, rules: [{rule: not_null, column: title, on_fail: quarantine}]}
 """
 
 
@@ -58,7 +63,7 @@ def catalog(server: EmbeddedServer) -> Iterator[Database]:
 @pytest.fixture
 def machines(database: Database, catalog: Database, tmp_path: Path, store: LocalStore) -> list[Path]:
     """The pipeline's file on three machines, which have nothing in common but the store, the catalog and the source."""
-    more = SECTIONS.format(endpoint=store.endpoint, catalog=catalog)
+    more = LAKE.format(endpoint=store.endpoint, catalog=catalog) + SILVER
     folders = [tmp_path / name for name in ("first", "second", "third")]
     for folder in folders:
         folder.mkdir()
@@ -101,3 +106,28 @@ def test_what_one_machine_began_another_one_continues_and_a_third_one_compares(
     assert (rows(project, "books"), rows(project, "loans")) == (100, 100)
     left = {path.suffix for file in machines for path in file.parent.rglob("*") if path.is_file()}
     assert not left & {".parquet", ".avro", ".crc", ".db"}, left
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(
+    database: Database, catalog: Database, tmp_path: Path, store: LocalStore, seed: int
+) -> None:
+    silver = "silver: {tables: [{from: public.w_items, format: iceberg}, {from: public.w_pairs, format: iceberg}]}\n"
+    with FaultyStore(store) as proxy, database.connect() as conn:
+        file = pipeline_file(database, tmp_path, LAKE.format(endpoint=proxy.endpoint, catalog=catalog) + silver)
+        workload = Workload(conn, seed=seed)
+        workload.create_tables()
+        workload.run(20)
+        proxy.choose = Chance(seed, 40)
+        codes = []
+        for _ in range(3):
+            workload.run(30)
+            command = [sys.executable, "-m", "cdc_lake.cli.app", "run", "--once"]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode in {0, 4}, done.stderr  # done, or `retry`
+            codes.append(done.returncode)
+        faults, proxy.choose = dict(proxy.done), honest
+        print(f"seed {seed}: exit codes {codes}, faults {faults}")
+        assert faults[Fault.DENIED] + faults[Fault.UNHEARD] > 0
+        cdc_lake(file, "run", "--once")
+        assert cdc_lake(file, "compare")["verdict"] == "equal"

@@ -16,7 +16,7 @@ from cdc_lake_testing.object_store import LocalStore
 from cdc_lake_testing.spark_cluster import SparkCluster
 from tests.conftest import Database
 from tests.pipeline_file import pipeline_file
-from tests.spark.test_lake_in_store import SECTIONS, catalog, cdc_lake
+from tests.spark.test_lake_in_store import LAKE, SILVER, catalog, cdc_lake
 
 __all__ = ["catalog"]
 
@@ -59,7 +59,7 @@ def files(database: Database, catalog: Database, machines: list[Path], cluster: 
         conn.execute("INSERT INTO loans SELECT g, g, 'note' FROM generate_series(1, 40000) AS g")
     with LocalStore() as store:
         store.bucket("lake")
-        more = SECTIONS.format(endpoint=store.endpoint, catalog=catalog) + SPARK.format(master=cluster.master)
+        more = LAKE.format(endpoint=store.endpoint, catalog=catalog) + SILVER + SPARK.format(master=cluster.master)
         yield [pipeline_file(database, folder, more) for folder in machines]
 
 
