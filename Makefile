@@ -19,8 +19,8 @@ PYTEST  = $(COMPILE) $(BIN)/pytest --numprocesses 3
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-demo: $(VENV)/.run ## set everything up, run the shop into a lake, prove it equal, report (SOURCE=gaussdb: over GaussDB's wire)
-	@$(COMPILE) SOURCE="$(SOURCE)" PATH="$(CURDIR)/$(BIN):$$PATH" sh pipelines/demo.sh
+demo: $(VENV)/$(if $(STORE),.dev,.run) ## set everything up, run the shop into a lake, prove it equal, report (SOURCE=gaussdb: over GaussDB's wire; STORE=s3: into an object store, by a Spark cluster)
+	@$(COMPILE) SOURCE="$(SOURCE)" PATH="$(CURDIR)/$(BIN):$$PATH" $(if $(STORE),python pipelines/shop_store.py,sh pipelines/demo.sh)
 
 test: $(VENV)/spark.jsa ## all tests but the slow ones, with a small budget for the random ones
 	@$(PYTEST)

@@ -20,6 +20,10 @@ _SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=kit/20260101/us-east-1/
 """What moto needs to tell a request of S3 from others; it checks no signature."""
 
 
+ACCESS_KEY, SECRET_KEY = "kit", "kit-secret"
+"""Keys of the store; it takes any."""
+
+
 class _AtomicPut:
     """Answers conditional PUTs one after another: moto checks the condition first and writes later, so that two
     requests at a time may both succeed. The body is read before, so that a slow client holds up no one.
@@ -79,8 +83,8 @@ def storage_at(endpoint: str, *, patience: int = 2_000) -> Storage:
     return Storage(
         endpoint=endpoint,
         region="us-east-1",
-        access_key_id=SecretStr("kit"),
-        secret_access_key=SecretStr("kit-secret"),
+        access_key_id=SecretStr(ACCESS_KEY),
+        secret_access_key=SecretStr(SECRET_KEY),
         allow_http=True,
         patience=patience,
     )

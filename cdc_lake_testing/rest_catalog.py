@@ -26,6 +26,9 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.update import AssertRefSnapshotId, TableRequirement
 
+from cdc_lake.config.model import Storage
+from cdc_lake.tables.store_options import pyiceberg_properties
+
 _SEPARATOR = "\x1f"
 _STATUS: dict[type[Exception], int] = {
     NoSuchTableError: 404,
@@ -47,12 +50,18 @@ class Loss(Enum):
 
 
 class RestCatalogServer:
-    """Serves on a port of its own while the context is open. `loss` is what happens to the commits that follow."""
+    """Serves on a port of its own while the context is open. `loss` is what happens to the commits that follow.
 
-    def __init__(self, folder: Path) -> None:
+    Its tables are in its folder, or at `warehouse` in the store of `storage`.
+    """
+
+    def __init__(self, folder: Path, warehouse: str | None = None, storage: Storage | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.catalog = SqlCatalog(
-            "served", uri=f"sqlite:///{folder / 'rest.db'}", warehouse=f"file://{folder / 'warehouse'}"
+            "served",
+            uri=f"sqlite:///{folder / 'rest.db'}",
+            warehouse=warehouse or f"file://{folder / 'warehouse'}",
+            **({} if storage is None else pyiceberg_properties(storage)),
         )
         self.loss = Loss.NONE
         self.commits = 0

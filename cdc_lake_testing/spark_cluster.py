@@ -35,7 +35,7 @@ class SparkCluster:
         """The address of the master."""
 
     def __enter__(self) -> Self:
-        self._logs.mkdir(parents=True)
+        self._logs.mkdir(parents=True, exist_ok=True)
         try:
             options = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
             log = self._start("master", [f"{_DEPLOY}.master.Master", *options], [])
