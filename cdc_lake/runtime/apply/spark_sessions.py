@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import current_thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
@@ -29,7 +30,7 @@ from cdc_lake.runtime.apply.schema_changes import copied_again
 from cdc_lake.silver.current import MISSING_ROW
 from cdc_lake.silver.net_change import MISSING_BASE
 from cdc_lake.tables.casts import UNREADABLE
-from cdc_lake.tables.spark_session import death, derive
+from cdc_lake.tables.spark_session import death, derive, on_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,10 +109,13 @@ class Sessions:
     def run_each(self, work: Callable[[_T], _R], items: Sequence[_T], label: Callable[[_T], str]) -> list[_R]:
         """The results of `work`, in the order of `items`; `label`: the table of an item. Raises SparkDied."""
         working: set[str] = set()
+        divides = on_cluster(self._spark)
 
         def run_item(item: _T) -> _R:
             if how := death(self._spark):
                 raise SparkDied(how)
+            if divides:  # fairly: the tasks of a small table do not wait for all those of a large one
+                self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", current_thread().name)
             working.add(label(item))
             result = work(item)
             if not isinstance(result, CdcLakeError) or death(self._spark) is None:
