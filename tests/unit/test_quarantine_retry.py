@@ -196,7 +196,9 @@ def test_with_a_lake_in_a_store_another_machine_reads_what_one_decoded(tmp_path:
         }  # fmt: skip
         one, another = (
             make_project(
-                tmp_path / name, bronze={"undecodable": "land"}, lake={"path": "s3://lake/shop", "storage": storage}
+                tmp_path / name,
+                bronze={"undecodable": "land"},
+                lake={"path": "s3://lake/decoded_later", "storage": storage},
             )
             for name in ("one", "another")
         )
@@ -209,7 +211,7 @@ def test_with_a_lake_in_a_store_another_machine_reads_what_one_decoded(tmp_path:
         assert list_quarantine(another).undecodable == ()
         files = reader.applied_files()
         addresses = files.for_spark(files.select())
-        assert [address.split("/")[:4] for address in addresses] == [["s3:", "", "lake", "shop"]] * 3
+        assert [address.split("/")[:4] for address in addresses] == [["s3:", "", "lake", "decoded_later"]] * 3
         assert sum(files.memory_bytes(path) > 0 for path in files.select()) == 3
 
 

@@ -160,7 +160,7 @@ def test_a_note_of_a_lake_in_a_store_is_read_on_other_machines_as_well(tmp_path:
             "endpoint": store.endpoint, "region": "us-east-1", "allow_http": True,
             "access_key_id": "kit", "secret_access_key": "kit-secret",
         }  # fmt: skip
-        lake = {"path": "s3://lake/shop", "storage": storage}
+        lake = {"path": "s3://lake/notes", "storage": storage}
         here, there = (make_project(tmp_path / name, lake=lake) for name in ("here", "there"))
         assert ReceiverNote(there).read() is None
         with ReceiverNote(here, told.append) as note:

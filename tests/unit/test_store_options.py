@@ -136,7 +136,7 @@ def test_credentials_of_the_environment_are_enough(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "kit-secret")
     storage = {"endpoint": store.endpoint, "region": "us-east-1", "allow_http": True, "credentials": "environment"}
     iceberg = {"uri": f"sqlite:///{tmp_path}/catalog.db"}
-    lake = {"path": "s3://lake/shop", "storage": storage, "iceberg": iceberg}
+    lake = {"path": f"s3://lake/environment_{bronze}", "storage": storage, "iceberg": iceberg}
     project = make_project(tmp_path, bronze={"format": bronze}, lake=lake)
     writer = bronze_writer(project)
     writer.begin_stream("s", 100)
