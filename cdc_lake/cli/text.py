@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.diagnostic import Diagnostic, Severity, UnknownCode, pluralize, printable
@@ -108,9 +108,8 @@ def validation_text(files: Sequence[str], problems: Sequence[Diagnostic]) -> str
     errors = sum(d.severity is Severity.ERROR for d in problems)
     warnings = len(problems) - errors
     notes = f" ({pluralize(warnings, 'warning')})" if warnings else ""
-    if errors:
-        return f"{pluralize(errors, 'problem')} in {', '.join(files)}{notes}"
-    return f"valid: {', '.join(files)}{notes}"
+    verdict = f"{pluralize(errors, 'problem')} in" if errors else "valid:"
+    return f"{verdict} {', '.join(files)}{notes}"
 
 
 def settings_text(settings: Iterable[Setting], width: int) -> str:
@@ -231,11 +230,6 @@ def run_text(summary: RunSummary) -> str:
 
 def _position(stream: str | None, value: int | None) -> str:
     return "no position yet" if stream is None or value is None else format_stream_position(stream, value)
-
-
-def report_text(files: Any) -> str:
-    """The location of the report."""
-    return f"report  {files.html}\ndata    {files.json}"
 
 
 def error_text(error: CdcLakeError, *, colour: bool = False) -> str:

@@ -26,7 +26,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.base import ComparisonSource
-from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, WrittenCut, last_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, TableState, WrittenCut, last_cut
 from cdc_lake.control.table_pauses import stopped_tables
 from cdc_lake.errors import NoKey, TransformUnfit
 from cdc_lake.model.position import Span
@@ -267,7 +267,17 @@ def pin(
     A table is at the later of its own marker and the last cut, which advances without merges.
     """
     cut, paused = last_cut(control, state.stream), stopped_tables(project, control)
-    return [_pin_table(project, cut, state, published, paused.get(str(published.table))) for published in tables]
+    result = []
+    for published in tables:
+        name, target = str(published.table), project.target(published.table)
+        marker = table_log(project, target).marker(state.stream)  # after the cut, so it is at least as new
+        listed = None if cut is None else cut.tables.get(name)
+        reached = [-1] if marker.position is None else [marker.position]
+        if listed is not None and listed.state == ACTIVE and listed.generation == marker.generation:
+            reached.append(listed.position)
+        waits = _waits(listed, target, paused.get(name))
+        result.append(ComparedTable(published, target, marker, max(reached), waits=waits))
+    return result
 
 
 def pin_at(project: Project, cut: WrittenCut, tables: Iterable[PublishedTable]) -> list[ComparedTable]:
@@ -278,24 +288,9 @@ def pin_at(project: Project, cut: WrittenCut, tables: Iterable[PublishedTable]) 
         if table is None or table.version is None or not table_log(project, target).is_readable(table.version):
             result.append(ComparedTable(published, target, Marker(None, None), -1, readable=False))
         else:
-            result.append(
-                ComparedTable(
-                    published, target, Marker(table.position, table.version, table.generation), table.position
-                )
-            )
+            marker = Marker(table.position, table.version, table.generation)
+            result.append(ComparedTable(published, target, marker, table.position))
     return result
-
-
-def _pin_table(
-    project: Project, cut: Cut | None, state: StreamCheckpoint, published: PublishedTable, paused_at: datetime | None
-) -> ComparedTable:
-    target = project.target(published.table)
-    marker = table_log(project, target).marker(state.stream)  # after the cut, so it is at least as new
-    listed = None if cut is None else cut.tables.get(str(published.table))
-    reached = [-1] if marker.position is None else [marker.position]
-    if listed is not None and listed.state == ACTIVE and listed.generation == marker.generation:
-        reached.append(listed.position)
-    return ComparedTable(published, target, marker, max(reached), waits=_waits(listed, target, paused_at))
 
 
 def _waits(listed: TableState | None, target: Target, paused_at: datetime | None) -> tuple[str, str] | None:
@@ -435,9 +430,8 @@ class Layout:
         kind = self.types.get(column)
         if kind is None:
             return list(values)
-        result: list[str | None] = self.form_of(
-            column, from_source(pa.array(values, pa.large_string()), kind)
-        ).to_pylist()
+        texts = from_source(pa.array(values, pa.large_string()), kind)
+        result: list[str | None] = self.form_of(column, texts).to_pylist()
         return result
 
     def _canonical(self, rows: pa.Table) -> pa.Table:

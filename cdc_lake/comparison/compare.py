@@ -222,7 +222,9 @@ def _match_rows(
     source, silver = sides
     buckets = None if wanted.all() else wanted
     parts, uneven, here_read, there_read = [], False, 0, 0
-    with _shelves(project) as (source_shelf, silver_shelf):
+    project.scratch.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{project.name}.compare.", dir=project.scratch.parent) as folder:
+        source_shelf, silver_shelf = BucketStore(Path(folder), "source"), BucketStore(Path(folder), "silver")
         for rows, all_rows in source.blocks(buckets):
             here_read += rows.num_rows
             quarantined.at_source(all_rows)
@@ -237,13 +239,6 @@ def _match_rows(
             rows_of_keys.add(parts[-1], rows_in_source, rows_in_silver)
             uneven |= rows_in_source.num_rows != rows_in_silver.num_rows
     return merge_differences(parts), uneven, (here_read, there_read)
-
-
-@contextmanager
-def _shelves(project: Project) -> Iterator[tuple[BucketStore, BucketStore]]:
-    project.scratch.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f"{project.name}.compare.", dir=project.scratch.parent) as folder:
-        yield BucketStore(Path(folder), "source"), BucketStore(Path(folder), "silver")
 
 
 def _rows(rows: pa.Table | None, layout: Layout) -> pa.Table:
@@ -267,15 +262,15 @@ def _judge_findings(job: CompareTask, where: AlignmentPoint, findings: _Found, b
     # Without a key a sample would be a whole row, and values are not reported.
     samples = () if findings.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys)
     shared = frozenset(differences.shared) - findings.accounted
-    verdict = _verdict(
-        any(kinds.values()) or findings.uneven or bool(findings.astray), findings.accounted, findings.apart
-    )
-    why, remedy = (
-        _reason(findings, shared),
-        SHARED if shared else _remedy_text(job) if verdict is Verdict.DIFFERENT else "",
-    )
+    differs = any(kinds.values()) or findings.uneven or bool(findings.astray)
+    verdict = _verdict(differs, findings.accounted, findings.apart)
+    why = _reason(findings, shared)
+    remedy = SHARED if shared else _remedy_text(job) if verdict is Verdict.DIFFERENT else ""
     if not why and pinned.waits is not None:
         why, remedy = pinned.waits
+    differing: tuple[DifferingKey, ...] = ()
+    if findings.layout is not None and findings.rows_of_keys is not None:
+        differing = differing_keys(job, findings.layout, samples, findings.rows_of_keys)
     return TableComparison(
         table=str(pinned.target.source),
         silver=pinned.target.label,
@@ -298,19 +293,11 @@ def _judge_findings(job: CompareTask, where: AlignmentPoint, findings: _Found, b
         hashed_by="" if findings.layout is None or job.asked.full else "client" if findings.streamed else "server",
         streamed=findings.streamed,
         rows_matched=findings.matched,
-        differing=_differing_keys_of(job, findings, samples),
+        differing=differing,
         rolled_forward=findings.forward,
         sampled=findings.sampled,
         seconds=_elapsed_seconds(began),
     )
-
-
-def _differing_keys_of(
-    job: CompareTask, findings: _Found, samples: Sequence[tuple[str, Sequence[Key]]]
-) -> tuple[DifferingKey, ...]:
-    if findings.layout is None or findings.rows_of_keys is None:
-        return ()
-    return differing_keys(job, findings.layout, samples, findings.rows_of_keys)
 
 
 def _repair_keys(
@@ -350,9 +337,8 @@ def _reason(findings: _Found, shared: frozenset[Key]) -> str:
     if findings.astray:
         return f"numbers that do not match the text in the other column: {', '.join(sorted(findings.astray))}"
     if shared and findings.layout is not None:
-        return (
-            f"the source has several rows with the same key: {', '.join(findings.layout.keys)} does not identify a row"
-        )
+        keys = ", ".join(findings.layout.keys)
+        return f"the source has several rows with the same key: {keys} does not identify a row"
     return "the numbers of rows with the same key differ" if findings.uneven else ""
 
 
@@ -430,7 +416,7 @@ def _compare_tables(
         with _snapshot(bronze, state, source, pinned, report) as where:
             jobs = [CompareTask(project, bronze, control, state, source, table, asked) for table in pinned]
             results = [_report_verdict(table_compared(job, where), report) for job in jobs]
-    position, seconds = format_stream_position(state.stream, where.shown.position), round(time.monotonic() - began, 3)
+    position, seconds = format_stream_position(state.stream, where.shown.position), _elapsed_seconds(began)
     comparison = Comparison(project.name, datetime.now(UTC), position, tuple(results), seconds, asked.values)
     stands = [Judged(state.stream, state.epoch, table.marker.generation, table.watermark) for table in pinned]
     record(control, comparison, stands)
@@ -467,13 +453,9 @@ def _snapshot(
 
 
 def _report_verdict(result: TableComparison, report: ProgressReporter) -> TableComparison:
-    because = f" ({result.reason})" if result.reason else ""
+    text = f"{result.table}: {result.text}" + (f" ({result.reason})" if result.reason else "")
     facts = {"table": result.table, "verdict": result.verdict.value}
-    report(
-        ProgressEvent(
-            "compare", f"{result.table}: {result.text}{because}", result.source_rows, unit="rows", facts=facts
-        )
-    )
+    report(ProgressEvent("compare", text, result.source_rows, unit="rows", facts=facts))
     return result
 
 

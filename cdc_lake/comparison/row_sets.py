@@ -183,14 +183,11 @@ class BucketStore:
         file = self._folder / f"{self._name}.{len(self._files)}.arrow"
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
             for first, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-                (batch,) = ordered.slice(first, end - first).combine_chunks().to_batches() or _no_rows(rows.schema)
+                batches = ordered.slice(first, end - first).combine_chunks().to_batches()
+                (batch,) = batches or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
                 writer.write_batch(batch)
         self._files.append(file)
         self._open, self._rows = [], 0
-
-
-def _no_rows(schema: pa.Schema) -> list[pa.RecordBatch]:
-    return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
 
 
 def _read(file: Path, number: int) -> Iterator[pa.Table]:

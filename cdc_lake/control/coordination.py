@@ -252,10 +252,8 @@ class StoreLease:
     def release(self) -> None:
         """Let the next process have the lease at once, unless another one has it already."""
         self._run = ""
-        try:
+        with suppress(LakeError):  # it is free when its renewals have been missed
             self._put(tag=self._tag)
-        except LakeError:
-            return  # it is free when its renewals have been missed
 
     def _read(self) -> tuple[dict[str, Any] | None, str | None]:
         """What is in the lease, and its ETag; None without it."""

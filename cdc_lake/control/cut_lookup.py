@@ -214,20 +214,16 @@ class _Stream:
         lowest = pc.min(commits["position"]).as_py()
         if next_position == lowest and self.epoch in self.cuts.bronze.last_trimmed():
             raise BeforeFirstCut(f"retention removed the transactions up to {text} from bronze")
-        if next_position is not None:
-            return self._find_before(int(next_position), text)
-        return self.find_upto(int(pc.max(commits["position"]).as_py()))
-
-    def _find_before(self, position: int, text: str) -> WrittenCut:
+        if next_position is None:
+            return self.find_upto(int(pc.max(commits["position"]).as_py()))
         try:
-            return self.find_upto(position - 1)
+            return self.find_upto(int(next_position) - 1)
         except BeforeFirstCut as early:
             raise BeforeFirstCut(f"{text} is before the first cut of epoch {self.epoch}") from early
 
     def waiting(self, column: str, value: object, applied: int) -> int:
         """How many landed transactions after `applied` have at most that value in a column."""
-        commits = self._commits(column, applied)
-        return int(commits.filter(pc.field(column) <= value).num_rows)
+        return int(self._commits(column, applied).filter(pc.field(column) <= value).num_rows)
 
     def _commits(self, column: str, after: int = -1) -> pa.Table:
         files, span = self.cuts.bronze.files(), Span(self.epoch, after, END)

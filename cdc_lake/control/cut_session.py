@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
-from operator import and_
+from operator import and_, attrgetter
 from typing import TYPE_CHECKING, Final, get_args
 
 import pyarrow as pa
@@ -176,12 +176,8 @@ class CutSession:
         control = control_tables(self.project)
         row = control.last_cut(self.cut.stream)
         state = None if row is None else parse_cut(row).tables.get(place.relation)
-        own_state = place.state
-        if state is None or (state.generation, state.table, state.format) != (
-            own_state.generation,
-            own_state.table,
-            own_state.format,
-        ):
+        content = attrgetter("generation", "table", "format")
+        if state is None or content(state) != content(place.state):
             return None
         readable = state.version is not None and table_log(self.project, place.target).is_readable(state.version)
         return state.version if readable else None

@@ -103,9 +103,7 @@ def state_from_marker(
 def last_cut(control: ControlTables, stream: str) -> Cut | None:
     """The newest cut of a stream."""
     row = control.last_cut(stream)
-    if row is None:
-        return None
-    return Cut(row.position, table_states(row.tables))
+    return None if row is None else Cut(row.position, table_states(row.tables))
 
 
 def content_before(control: ControlTables, state: StreamCheckpoint, relation: str) -> TableState | None:

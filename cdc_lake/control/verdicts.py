@@ -11,7 +11,7 @@ import enum
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -263,10 +263,7 @@ def verified_state(rows: pa.Table, relation: str, stream: str, generation: int) 
     for row in own_rows.sort_by("compared_at").to_pylist():
         position, compared_at = row["position"], row["compared_at"]
         if row["verdict"] == Verdict.DIFFERENT.value:
-            result, differed = (
-                Verified(result.through, result.verified_at, result.quarantined_keys, compared_at),
-                position,
-            )
+            result, differed = replace(result, different_at=compared_at), position
         elif result.through is None or position >= result.through:
             still = result.different_at if position < differed else None
             result = Verified(position, compared_at, row["quarantined_keys"], still)

@@ -88,9 +88,8 @@ class Exposition:
         for sample in self._samples():
             samples_by_metric.setdefault(sample.metric, []).append(sample)
         for metric in METRICS:
-            if metric not in samples_by_metric:
-                continue
-            yield self._family(metric, sorted(samples_by_metric[metric], key=lambda sample: sample.labels))
+            if samples := samples_by_metric.get(metric):
+                yield self._family(metric, sorted(samples, key=lambda sample: sample.labels))
 
     def _family(self, metric: Metric, samples: list[Sample]) -> Family:
         names = ("pipeline", *metric.labels)

@@ -27,7 +27,7 @@ from cdc_lake.errors import CdcLakeError, DivisionChanged, KindChanged, Transfor
 from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Span
-from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.ops.findings import CheckLine
 from cdc_lake.runtime.apply.schema_changes import (
     check_columns,
@@ -135,9 +135,8 @@ def lines(ledger: Sequence[TableLedger]) -> Iterator[CheckLine]:
     counts = {loss: sum(column.loss is loss for column in columns) for loss in Loss}
     losses = ", ".join(f"{count} {loss.value}" for loss, count in counts.items() if count)
     if columns:
-        yield CheckLine(
-            ok=not counts[Loss.REFUSED], subject="types", text=f"{pluralize(len(columns), 'column')}: {losses}"
-        )
+        text = f"{pluralize(len(columns), 'column')}: {losses}"
+        yield CheckLine(ok=not counts[Loss.REFUSED], subject="types", text=text)
 
 
 def _table(project: Project, target: Target, layout: Relation, columns_of: Made) -> TableLedger:
@@ -163,18 +162,13 @@ def _columns(relation: Relation, target: Target) -> Iterator[ColumnLedger]:
     """The source's columns: all together if none is refused, otherwise one by one so that none hides the others."""
     try:
         typed = typed_columns(relation, target.types)
-    except TypeRefused:
-        for column in relation.columns:
-            yield from _ledger_of_column(relation, column, target)
-    else:
-        yield from _ledger_of_columns(typed, target)
-
-
-def _ledger_of_column(relation: Relation, column: Column, target: Target) -> Iterator[ColumnLedger]:
-    try:
-        typed = typed_columns(Relation(relation.table, (column,), relation.identity), target.types)
     except TypeRefused as refused:
-        yield ColumnLedger(column.name, source_type(column), "", "", Loss.REFUSED, refused.message)
+        match relation.columns:
+            case [column]:
+                yield ColumnLedger(column.name, source_type(column), "", "", Loss.REFUSED, refused.message)
+            case columns:
+                for column in columns:
+                    yield from _columns(Relation(relation.table, (column,), relation.identity), target)
     else:
         yield from _ledger_of_columns(typed, target)
 
@@ -321,7 +315,8 @@ def _remade(project: Project, target: Target) -> Iterator[Action]:
     try:
         check_made(project, target)
     except (TransformChanged, DivisionChanged) as changed:
-        yield Action(ActionKind.REMAKE, target.label, f"{changed.message}: {_rebuild_advice(target)}", destructive=True)
+        advice = f"it waits for `cdc-lake rebuild {target.source}`"
+        yield Action(ActionKind.REMAKE, target.label, f"{changed.message}: {advice}", destructive=True)
 
 
 def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relation) -> Iterator[Action]:
@@ -350,10 +345,6 @@ def _copy_again(target: Target, change: SchemaChange, state: StreamCheckpoint | 
         remedy = without_table_copies(remedy)
     text = f"{change.text(target.label)}: {remedy}"
     return Action(ActionKind.COPY_AGAIN, target.label, text, destructive=True)
-
-
-def _rebuild_advice(target: Target) -> str:
-    return f"it waits for `cdc-lake rebuild {target.source}`"
 
 
 def _pending(

@@ -17,12 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.config.rules import (
-    RowRule,
-    TableRule,
-    named_columns,
-    rule_name,
-)
+from cdc_lake.config.rules import RowRule, TableRule, named_columns, rule_name
 from cdc_lake.control.cuts import WrittenCut, parse_cut
 from cdc_lake.control.quarantine import FAILED, open_quarantine, quarantine_log
 from cdc_lake.errors import CdcLakeError
@@ -354,8 +349,7 @@ def _history(table: str, runs: Sequence[RunRow]) -> dict[str, list[tuple[Judged,
     """By rule: how many changes each run evaluated and failed, oldest run first, and the rule's `on_fail` then."""
     history: dict[str, list[tuple[Judged, str]]] = defaultdict(list)
     for run in runs:
-        facts: dict[str, Any] = json.loads(run.facts or "{}")
-        for counted in facts.get("rules", ()):
+        for counted in _facts(run).get("rules", ()):
             if counted["table"] == table:
                 judged = Judged(int(counted["evaluated"]), int(counted["failed"]))
                 history[counted["rule"]].append((judged, str(counted["on_fail"])))

@@ -165,12 +165,8 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
     if source.error is not None:
         return SlotStatus(project.slot, "unknown", "the source cannot be reached")
     if slot is None:
-        reason = (
-            "it is created by the first run"
-            if lake.state is None
-            else "bronze was fed from it, but it no longer exists"
-        )
-        return SlotStatus(project.slot, "missing", reason)
+        gone = "bronze was fed from it, but it no longer exists"
+        return SlotStatus(project.slot, "missing", "it is created by the first run" if lake.state is None else gone)
     if slot.lost is not None:
         state, reason = "lost", slot.lost
     elif slot.read_by is not None:
@@ -233,20 +229,14 @@ def _state(  # noqa: PLR0911  # one return a state
     if in_cut_state == PAUSED:
         return "catching-up", "it was paused, and continues with the next run"
     if in_cut is not None and in_cut_state == FAILED:
-        code, why, _ = in_cut.error or (
-            "",
-            "it could not continue at its last span; the next run reports why",
-            "",
-        )
+        code, why, _ = in_cut.error or ("", "it could not continue at its last span; the next run reports why", "")
         return "failed", f"{why} [{code}]" if code else why
     unapplied = [c for c in lake.waiting if str(name) in c.counts and (position is None or c.position > position)]
     if position is None:
         return "catching-up", "received, not applied yet"
     if quarantined:
-        return (
-            "quarantined",
-            f"{pluralize(quarantined, 'change')} {'waits' if quarantined == 1 else 'wait'} in quarantine",
-        )
+        verb = "waits" if quarantined == 1 else "wait"
+        return "quarantined", f"{pluralize(quarantined, 'change')} {verb} in quarantine"
     if unapplied:
         stopped = f", stopped before {lake.undecodable[0].position}" if lake.undecodable else ""
         return "catching-up", f"{pluralize(len(unapplied), 'transaction')} to apply{stopped}"
@@ -267,10 +257,8 @@ def _copied_again(lake: LakeSide, name: str, in_cut: TableState | None) -> tuple
         return "left", f"not captured after {position_text}: {why}; the receiver copies it when it is there again"
     copied, newest = None if in_cut is None else in_cut.copied, course.stretches[-1]
     if newest.later and (copied is None or copied < newest.begins):
-        return (
-            "catching-up",
-            f"copied at {_position_text(newest.begins, lake.domain)}, but silver has not taken the copy over yet",
-        )
+        position_text = _position_text(newest.begins, lake.domain)
+        return "catching-up", f"copied at {position_text}, but silver has not taken the copy over yet"
     return None
 
 

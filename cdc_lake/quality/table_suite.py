@@ -36,7 +36,7 @@ from cdc_lake.quality.great_expectations import (
     quiet,
     validate,
 )
-from cdc_lake.quality.table_rules import Referenced, Tally, in_order, instants, tally
+from cdc_lake.quality.table_rules import BuiltIn, Referenced, Tally, in_order, instants, tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,7 @@ def _judge(
     return _rule_result(rule, outcome), raw
 
 
-def evaluate_with_engine(
-    view: TableView, rule: Unique | ForeignKey | RowCount | Freshness | Monotonic, name: str
-) -> dict[str, Any]:
+def evaluate_with_engine(view: TableView, rule: BuiltIn, name: str) -> dict[str, Any]:
     """The rule evaluated by Great Expectations: its JSON, empty without such an expectation or without data.
 
     Raises QualityEngineMissing.

@@ -100,8 +100,9 @@ class SilverJudge:
 
     def judge(self, target: Target, number: int | None, written: Mapping[str, str]) -> GateFindings:
         """Evaluate the rules of a table that has `number` rows. `written`: the location of each rule."""
-        note = self._left_out(target, number)
-        if note or not target.rules:
+        if not target.rules:
+            return GateFindings({})
+        if note := self._left_out(target, number):
             return GateFindings({}, note)
         by = self._key_columns(target)
         rows = self._rows_judged(target, written, by)
@@ -117,8 +118,6 @@ class SilverJudge:
 
     def _left_out(self, target: Target, number: int | None) -> str:
         """Why silver is not evaluated; empty if it is."""
-        if not target.rules:
-            return ""
         if number is None:
             return NO_TABLE
         most = self.project.pipeline.quality.max_rows

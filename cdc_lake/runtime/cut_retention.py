@@ -23,7 +23,6 @@ from cdc_lake.control.cut_lookup import find_cut
 from cdc_lake.control.cuts import (
     ACTIVE,
     PinnedCut,
-    TableState,
     WrittenCut,
     due,
     parse_cut,
@@ -110,7 +109,10 @@ class Keeper:
 
     def _keep(self, target: Target, needs: Sequence[tuple[PinnedCut, int]]) -> None:
         if target.format == "iceberg":
-            self._tag(target, needs)
+            wanted = {f"{TAG_PREFIX}{pin.name}": version for pin, version in needs}
+            for tag in set_tags(self._project, target, wanted):
+                what = f"the version of {target.label} that `{tag.removeprefix(TAG_PREFIX)}` pins no longer exists"
+                self._report(ProgressEvent("pin", what, facts={"code": "LAK462", "table": target.label}))
         elif self._sql is not None:
             for statement in retention_changes(self._project, target, _longest(needs)):
                 self._sql(target, statement)
@@ -120,16 +122,10 @@ class Keeper:
         needs: dict[tuple[str, str, str], list[tuple[PinnedCut, int]]] = {}
         for pin in self._pins:
             for relation, table in pin.cut.tables.items():
-                versions = needs.setdefault(_place(relation, table), [])
+                versions = needs.setdefault((relation, table.table, table.format), [])
                 if table.version is not None and pin in stand:
                     versions.append((pin, table.version))
         return needs
-
-    def _tag(self, target: Target, needs: Sequence[tuple[PinnedCut, int]]) -> None:
-        wanted = {f"{TAG_PREFIX}{pin.name}": version for pin, version in needs}
-        for tag in set_tags(self._project, target, wanted):
-            what = f"the version of {target.label} that `{tag.removeprefix(TAG_PREFIX)}` pins no longer exists"
-            self._report(ProgressEvent("pin", what, facts={"code": "LAK462", "table": target.label}))
 
     def _refresh_pins(self) -> tuple[PinnedCut, ...]:
         """The current pins; read again only if the table has changed."""
@@ -137,10 +133,6 @@ class Keeper:
         if files != self._files:
             self._pins, self._files = pinned_cuts(self._control), files
         return self._pins
-
-
-def _place(relation: str, table: TableState) -> tuple[str, str, str]:
-    return relation, table.table, table.format
 
 
 def _longest(needs: Sequence[tuple[PinnedCut, int]]) -> timedelta | None:
@@ -292,17 +284,8 @@ def show_cut(project: Project, asked: AsOf, epoch: int | None) -> CutView:
     control = control_tables(project)
     stand = standing(pinned_cuts(control), datetime.now(UTC))
     tables = tuple(_table(project, cut, relation) for relation in sorted(cut.tables))
-    back = _kept_back(cut, withheld(control))
-    return CutView(
-        cut.epoch,
-        cut.stream,
-        cut.position_text,
-        cut.commit_ts,
-        cut.written_at,
-        _pin_lines(cut, stand),
-        tables,
-        back,
-    )
+    pins, back = _pin_lines(cut, stand), _kept_back(cut, withheld(control))
+    return CutView(cut.epoch, cut.stream, cut.position_text, cut.commit_ts, cut.written_at, pins, tables, back)
 
 
 def _line(cut: WrittenCut, stand: Iterable[PinnedCut], kept_back: Iterable[Withheld]) -> CutLine:

@@ -10,7 +10,7 @@ a crash leaves nothing half done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -289,9 +289,8 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
                 ordinals = log.decisions.filter(of_table & (pc.field("position") == position))["ordinal"].to_pylist()
                 first = max(ordinals, default=FIRST_ORDINAL - 1) + 1
                 rows = [row for row in fresh_rows if row["relation"] == relation]
-                recorded += (
-                    _decision_rows(reader, state, table_holds, verb, reason, position, first, rows) if rows else []
-                )
+                if rows:
+                    recorded += _decision_rows(reader, state, table_holds, verb, reason, position, first, rows)
             control.append("decisions", recorded)
     return QuarantineDecision(
         verb=verb,
@@ -397,7 +396,7 @@ def _decision_rows(
     rows: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Rows of the control table `decisions`, which take effect in their order."""
-    facts = _facts(reader, state, holds, [place_of(row) for row in rows])
+    facts = _facts(reader, state, holds, {place_of(row) for row in rows})
     return [
         {
             "stream": state.stream,
@@ -418,16 +417,13 @@ def _decision_rows(
 
 
 def _facts(
-    reader: BronzeReader, state: StreamCheckpoint, holds: HeldOf, places: Sequence[Place]
+    reader: BronzeReader, state: StreamCheckpoint, holds: HeldOf, places: Collection[Place]
 ) -> dict[Place, dict[str, Any]]:
     """The facts in bronze about changes besides their tuples, if it still has them."""
-    positions = sorted({position for position, _ in places})
+    positions, relation = sorted({position for position, _ in places}), str(holds.target.source)
     files = reader.applied_files()
-    paths = files.select(
-        epoch=state.epoch, after=positions[0] - 1, upto=positions[-1], relations=[str(holds.target.source)]
-    )
-    wanted = (pc.field("epoch") == state.epoch) & (pc.field("relation") == str(holds.target.source))
+    paths = files.select(epoch=state.epoch, after=positions[0] - 1, upto=positions[-1], relations=[relation])
+    wanted = (pc.field("epoch") == state.epoch) & (pc.field("relation") == relation)
     table = files.read(paths, ["position", "ordinal", *_FACTS], wanted & pc.field("position").isin(positions))
-    wanted_places = set(places)
     rows = table.filter(pc.is_valid(table["ordinal"])).to_pylist()
-    return {place_of(row): {name: row[name] for name in _FACTS} for row in rows if place_of(row) in wanted_places}
+    return {place_of(row): {name: row[name] for name in _FACTS} for row in rows if place_of(row) in places}

@@ -14,6 +14,7 @@ from typing import Final
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
+from cdc_lake.connectors.base import SlotAdmin
 from cdc_lake.connectors.factory import slot_care, source_view
 from cdc_lake.control.cuts import FAILED, TableState, last_cut
 from cdc_lake.control.ownership import check_own_bronze
@@ -101,7 +102,7 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
         unapplied = len(reader.commits(Span(state.epoch, cut.position, state.upto)))
     if yes:
         if slot is not None:  # first: if the process dies afterwards, the next one reports the missing slot
-            _drop(project, wait)
+            drop(slot_care(project), project.slot, wait, "cdc-lake restart")
         start_over(state, control)
     return Restarted(
         pipeline=project.name,
@@ -142,9 +143,10 @@ def _find_damage(project: Project, target: Target, stream: str, listed: TableSta
     return (message, remedy) if code in _DAMAGE else None
 
 
-def _drop(project: Project, wait: float) -> None:
+def drop(slots: SlotAdmin, name: str, wait: float, command: str) -> None:
+    """Drop a slot. Raises SlotActive, with the hint to let `command` wait for the slot's reader."""
     try:
-        slot_care(project).drop(project.slot, wait)
+        slots.drop(name, wait)
     except SlotActive as active:
-        hint = f"stop the process that reads the slot, or wait until it ends: cdc-lake restart --yes --wait {WAITED}"
+        hint = f"stop the process that reads the slot, or wait until it ends: {command} --yes --wait {WAITED}"
         raise SlotActive(active.message, where=active.where, hint=hint) from active

@@ -123,11 +123,9 @@ def cut_text(cut: CutView) -> str:
 
 def _table(cut_table: CutTable) -> tuple[str, ...]:
     version = "none yet" if cut_table.version is None else str(cut_table.version)
-    state = (
-        cut_table.state
-        if not cut_table.quarantined
-        else f"{cut_table.state}, {pluralize(cut_table.quarantined, 'key')} held"
-    )
+    state = cut_table.state
+    if cut_table.quarantined:
+        state += f", {pluralize(cut_table.quarantined, 'key')} held"
     if cut_table.version is not None and not cut_table.readable:
         state += ", its version is gone"
     return cut_table.source, cut_table.table, cut_table.format, version, cut_table.position, state

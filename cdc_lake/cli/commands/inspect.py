@@ -118,10 +118,10 @@ def inspect_chain(
     ] = None,
 ) -> None:
     """Verify that no transaction in bronze is missing, duplicated or altered: all of them, or those in a range."""
+    from cdc_lake.bronze.hash_chain_verify import verify
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.control.table_pauses import read_epoch_facts
     from cdc_lake.ops.inspect import asked_span, plain
-    from cdc_lake.ops.inspect import inspect_chain as verify
     from cdc_lake.tables.control_tables import control_tables
 
     project = call.project()
@@ -131,7 +131,9 @@ def inspect_chain(
     bronze = bronze_reader(project)
     span = None if (after, upto, epoch) == (None, None, None) else asked_span(bronze, after, upto, epoch)
     control = control_tables(project)
-    verdict = verify(bronze, span, lambda: read_epoch_facts(project, bronze, control), call.view.report)
+    verdict = verify(
+        bronze, span, load_epoch_facts=lambda: read_epoch_facts(project, bronze, control), report=call.view.report
+    )
     call.view.result(plain(verdict), chain_text(verdict))
     if not verdict.holds:
         raise typer.Exit(1)
@@ -274,12 +276,8 @@ def proof_text(proof: SourceProof) -> str:
     if proof.confirmed is None:
         lines.append("slot: missing")
     else:
-        word = (
-            "discarded changes that bronze does not have"
-            if proof.forgotten
-            else "discarded nothing that bronze does not have"
-        )
-        lines.append(f"slot: confirmed {proof.confirmed}, bronze holds {proof.held}: the server {word}")
+        what = f"discarded {'changes' if proof.forgotten else 'nothing'} that bronze does not have"
+        lines.append(f"slot: confirmed {proof.confirmed}, bronze holds {proof.held}: the server {what}")
     for table_proof in proof.tables:
         kinds = ("missing", "extra", "changed", "repeated")
         odd = ", ".join(f"{getattr(table_proof, kind):,} {kind}" for kind in kinds if getattr(table_proof, kind))
@@ -398,10 +396,8 @@ def prepared_text(listing: PreparedList) -> str:
         return f"no prepared transactions in {listing.place}"
     heads = ("gid", "xid", "position", "prepared", "changes", "bytes", "tables")
     lines = table([heads, *map(_prepared_row, listing.transactions)], right=_NUMBERS, indent="")
-    many, held = (
-        pluralize(len(listing.transactions), "transaction"),
-        sum(transaction.bytes for transaction in listing.transactions),
-    )
+    many = pluralize(len(listing.transactions), "transaction")
+    held = sum(transaction.bytes for transaction in listing.transactions)
     return "\n".join([*lines, "", f"{many} kept until COMMIT PREPARED, {size(held)}, in {listing.place}"])
 
 

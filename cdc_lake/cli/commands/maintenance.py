@@ -150,7 +150,8 @@ def rebuilt_text(result: Rebuilt) -> str:
         head = f"{what}: built and compared with the table, which was not changed"
     else:
         head = f"{what}: generation {result.generation}, version {result.version}"
-    lines = [head, *_rows(result.difference), *_columns(result.difference), *_keys(result.difference)]
+    lines = [head, _rows(result.difference), *_columns(result.difference)]
+    lines += [f"{kind}: {', '.join(map(format_key, keys))}" for kind, keys in result.difference.keys.items()]
     lines += [f"also done: {operation}" for operation in result.operations]
     if result.operations and result.version is not None and result.generation > FIRST:
         shows = f"`cdc-lake compare {result.source}` shows it"
@@ -160,29 +161,20 @@ def rebuilt_text(result: Rebuilt) -> str:
     return "\n".join(lines)
 
 
-def _rows(difference: Difference) -> Iterator[str]:
+def _rows(difference: Difference) -> str:
+    rows = pluralize(difference.after, "row")
     if difference.before is None:
-        yield pluralize(difference.after, "row")
-    elif difference.added is None:
-        yield (
-            f"{pluralize(difference.after, 'row')}, {difference.before:,} before; they cannot be compared one by one"
-        )
-    else:
-        yield (
-            f"{pluralize(difference.after, 'row')}, {difference.before:,} before: "
-            f"{difference.added:,} added, {difference.removed:,} removed, {difference.changed:,} changed"
-        )
+        return rows
+    rows += f", {difference.before:,} before"
+    if difference.added is None:
+        return f"{rows}; they cannot be compared one by one"
+    return f"{rows}: {difference.added:,} added, {difference.removed:,} removed, {difference.changed:,} changed"
 
 
 def _columns(difference: Difference) -> Iterator[str]:
     columns = difference.columns
     parts = (("new", columns.added), ("gone", columns.gone), ("of another type", columns.changed))
     yield from (f"columns {word}: {', '.join(names)}" for word, names in parts if names)
-
-
-def _keys(difference: Difference) -> Iterator[str]:
-    for what, keys in difference.keys.items():
-        yield f"{what}: {', '.join(map(format_key, keys))}"
 
 
 def resynced_text(result: Resynced) -> str:

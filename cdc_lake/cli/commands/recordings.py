@@ -194,12 +194,12 @@ def replay_command(
 
 def _print(call: Call, objects: Iterable[dict[str, Any]]) -> None:
     """Print one line per object, buffered. Raises Exit if one was an error."""
-    from cdc_lake.cli.output import json_line
+    from cdc_lake.cli.output import dumps
 
     failed, lines, size = False, [], 0
     for document in objects:
         failed = failed or document["type"] == "error"
-        lines.append(json_line(document))
+        lines.append(dumps(document, indent=None))
         size += len(lines[-1])
         if size > 1 << 16:
             call.view.raw("\n".join(lines))
@@ -255,22 +255,19 @@ def replayed_text(replay: Replayed) -> str:
     return "\n".join(lines)
 
 
-def _unreadable(recorded: Recorded) -> str:
-    number = recorded.unreadable
-    return f", and {pluralize(number, 'message')} as a whole: not decodable" if number else ""
-
-
 def recorded_text(recorded: Recorded) -> str:
     """The content of a recording, and its possible uses."""
     transactions = "" if recorded.transactions is None else f"{pluralize(recorded.transactions, 'transaction')}, "
     messages = f"{pluralize(recorded.messages, 'message')} and {pluralize(recorded.keepalives, 'keepalive')}"
+    whole = pluralize(recorded.unreadable, "message")
+    undecodable = f", and {whole} as a whole: not decodable" if recorded.unreadable else ""
     return "\n".join(
         [
             (
                 f"recorded {transactions}{messages}, {size(recorded.bytes)} "
                 f"in {seconds(recorded.seconds)}, into {recorded.file}"
             ),
-            *([f"every value is overwritten{_unreadable(recorded)}"] if recorded.redacted else []),
+            *([f"every value is overwritten{undecodable}"] if recorded.redacted else []),
             f"next: cdc-lake replay {recorded.file}",
         ]
     )

@@ -92,8 +92,8 @@ def details_text(details: SlotDetails, width: int) -> str:
         f"slot `{details.slot.name}` of {details.source} ({details.server}){owner}",
         "",
         *table(list(_facts(details))),
+        "",
     ]
-    lines.append("")
     for threat in details.threats:
         lines += [*wrap_line("! ", threat.text, width), f"    → {threat.remedy}"]
     return "\n".join(lines if details.threats else [*lines, "no risks found"])

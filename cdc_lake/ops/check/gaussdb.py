@@ -46,12 +46,12 @@ from cdc_lake.errors import (
     ServerUnreachable,
     SlotActive,
 )
-from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import format_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.ops.findings import (
     CheckLine,
     budget_lines,
+    count_rows,
     failure_line,
     list_names,
     room,
@@ -134,9 +134,8 @@ def _resume_line(project: Project, facts: GaussDbServerFacts, slot: GaussDbSlotF
         text = f"{project.slot} is read by a receiver{wal}"
         return CheckLine(ok=None, subject="slot", text=text, fix=fix, code=SlotActive.code)
     position_text = "" if slot.confirmed is None else f", confirmed up to {format_position(slot.confirmed, slot.order)}"
-    return CheckLine(
-        ok=True, subject="slot", text=f"{project.slot} is free, in {slot.order.name} order{position_text}{wal}"
-    )
+    text = f"{project.slot} is free, in {slot.order.name} order{position_text}{wal}"
+    return CheckLine(ok=True, subject="slot", text=text)
 
 
 def tables(project: Project, session: WireSession, rights: GaussDbRole) -> Iterator[CheckLine]:
@@ -158,13 +157,7 @@ def tables(project: Project, session: WireSession, rights: GaussDbRole) -> Itera
         fix = f"add a primary key, or {who}{_full(name)}"
         text = f"{name} has no primary key and no replica identity"
         yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=NoReplicaIdentity.code)
-    row_counts = [f.rows for f in facts if f.rows is not None]
-    rows = (
-        f"about {pluralize(sum(row_counts), 'row')}"
-        if len(row_counts) == len(facts)
-        else "rows not counted yet by the server"
-    )
-    yield CheckLine(ok=True, subject="tables", text=f"{len(names)}: {list_names(names)}; {rows}")
+    yield CheckLine(ok=True, subject="tables", text=f"{len(names)}: {list_names(names)}; {count_rows(facts)}")
 
 
 def came_and_gone(project: Project, session: WireSession) -> Iterator[CheckLine]:
@@ -266,10 +259,8 @@ def _server(project: Project, session: WireSession, server_limits: GaussDbLimits
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level or "not shown", fix=fix, code="SRC208")
     slot = find_slot(session, project.slot)
     yield from failover_lines(project, facts, slot)
-    needed = 1 if slot is None else 0
-    yield room(
-        "replication slots", server_limits.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211"
-    )
+    needed, used = 1 if slot is None else 0, server_limits.slots_used
+    yield room("replication slots", used, facts.slots_max, needed, "max_replication_slots", "SRC211")
     if reads_by_sql(project):
         return
     if server_limits.senders_used is None:
@@ -279,12 +270,15 @@ def _server(project: Project, session: WireSession, server_limits: GaussDbLimits
         yield room("WAL senders", server_limits.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
 
 
-def _connection_error(project: Project) -> CdcLakeError | None:
-    """Why no replication connection can be opened; None if one is accepted or none is needed."""
+def _connection_error(project: Project, port: int | None = None) -> CdcLakeError | None:
+    """Why no replication connection can be opened, at `port` instead of the configured one; None if one is accepted or
+    none is needed.
+    """
     if reads_by_sql(project):
         return None
+    target = target_of(project.family, project.root)
     try:
-        connect(target_of(project.family, project.root), replication=True).close()
+        connect(target if port is None else replace(target, replication_port=port), replication=True).close()
     except CdcLakeError as error:
         return error
     return None
@@ -335,22 +329,14 @@ def _ports(project: Project, facts: GaussDbSettings, refused: CdcLakeError | Non
     if not isinstance(refused, ServerUnreachable | ReplicationPortNeeded):
         return
     first = source.addresses[0]
-    other = next((p for p in (first.port + 1, first.port) if p != first.replication_port and _takes(project, p)), None)
+    others = (port for port in (first.port + 1, first.port) if port != first.replication_port)
+    other = next((port for port in others if _connection_error(project, port) is None), None)
     if other is not None:
         text = f"port {other} accepts replication connections ({pool})"
         yield CheckLine(ok=None, subject="port", text=text, fix=f"source.replication_port: {other}")
     elif facts.thread_pool:
         fix = "ask an administrator for the HA port: the service port + 1, unless the server is configured otherwise"
         yield CheckLine(ok=None, subject="port", text=f"neither the service port nor the next one ({pool})", fix=fix)
-
-
-def _takes(project: Project, port: int) -> bool:
-    """Whether replication connections are accepted at a port."""
-    try:
-        connect(replace(target_of(project.family, project.root), replication_port=port), replication=True).close()
-    except CdcLakeError:
-        return False
-    return True
 
 
 def _options(project: Project, facts: GaussDbSettings) -> Iterator[CheckLine]:

@@ -54,6 +54,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.ops.findings import (
     CheckLine,
     budget_lines,
+    count_rows,
     failure_line,
     list_names,
     room,
@@ -121,9 +122,8 @@ def _failover_line(standbys: list[str], waited: str, *, wanted: bool) -> CheckLi
         text = f"the stream does not wait for {many}: bronze may contain changes that a promoted standby never received"
         fix = f"ALTER SYSTEM SET synchronized_standby_slots = '{', '.join(standbys)}';  those that may be promoted"
         return CheckLine(ok=None, subject="failover", text=text, fix=fix)
-    return CheckLine(
-        ok=True, subject="failover", text=f"the slot is synchronized to standbys; the stream waits for {waited}"
-    )
+    text = f"the slot is synchronized to standbys; the stream waits for {waited}"
+    return CheckLine(ok=True, subject="failover", text=text)
 
 
 def _standbys(session: Session) -> list[str]:
@@ -141,41 +141,35 @@ def _waited_for(session: Session) -> str:
     return "" if row is None or row[0] is None else str(row[0])
 
 
-def slot_lines(project: Project, session: Session, slot_facts: SlotFacts | None) -> Iterator[CheckLine]:
+def slot_line(  # noqa: PLR0911  # one return a state
+    project: Project, session: Session, slot_facts: SlotFacts | None
+) -> CheckLine:
     """Whether the slot can be created, or resumed. Raises SourceError."""
-    state = bronze_reader(project).state()
-    control, place = control_tables(project), bronze_reader(project).place
+    state, control = bronze_reader(project).state(), control_tables(project)
     try:
         check_own_bronze(project, state, control)
     except CdcLakeError as error:
-        yield failure_line("slot", error)
-        return
+        return failure_line("slot", error)
     again = starts_over(state, control)
     if slot_facts is None and again:
-        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: created by the next run, with a new stream")
-        return
+        return CheckLine(ok=True, subject="slot", text=f"{project.slot}: created by the next run, with a new stream")
     if slot_facts is None and state is None:
-        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: created by the first run")
-        return
+        return CheckLine(ok=True, subject="slot", text=f"{project.slot}: created by the first run")
     if slot_facts is not None and left_by_a_start(project, session, slot_facts, state):
         text = f"{project.slot} remains from an interrupted start: the next run recreates it"
-        yield CheckLine(ok=True, subject="slot", text=text)
-        return
+        return CheckLine(ok=True, subject="slot", text=text)
     if slot_facts is not None and (state is None or again):
-        yield failure_line("slot", unclaimed_slot(project, place, state))
-        return
+        return failure_line("slot", unclaimed_slot(project, bronze_reader(project).place, state))
     assert state is not None
     try:
         facts = check_own_slot(project, slot_facts, project.postgres.database, state.confirm)
     except CdcLakeError as error:
-        yield failure_line("slot", error)
-        return
+        return failure_line("slot", error)
     if facts.active_pid is not None:
         text = f"{project.slot} is read by server process {facts.active_pid}"
         fix = "a second run would wait for it: stop the other receiver first"
-        yield CheckLine(ok=None, subject="slot", text=text, fix=fix, code="SRC213")
-    else:
-        yield CheckLine(ok=True, subject="slot", text=f"{project.slot} is free, confirmed up to {facts.confirmed}")
+        return CheckLine(ok=None, subject="slot", text=text, fix=fix, code="SRC213")
+    return CheckLine(ok=True, subject="slot", text=f"{project.slot} is free, confirmed up to {facts.confirmed}")
 
 
 def qhb_lines(source: PostgresSource, server: Product) -> Iterator[CheckLine]:
@@ -191,9 +185,8 @@ def qhb_lines(source: PostgresSource, server: Product) -> Iterator[CheckLine]:
         fix = "check that this is the intended server; for PostgreSQL: `source.type: postgres`"
         yield CheckLine(ok=None, subject="release", text=text, fix=fix)
     text = "cdc_lake has never been run against a QHB: only its manual indicates that this works"
-    yield CheckLine(
-        ok=None, subject="proof", text=text, fix="cdc-lake compare  after the first run: it verifies the rows"
-    )
+    fix = "cdc-lake compare  after the first run: it verifies the rows"
+    yield CheckLine(ok=None, subject="proof", text=text, fix=fix)
 
 
 def row_filter_lines(project: Project, session: Session) -> Iterator[CheckLine]:
@@ -222,7 +215,7 @@ def findings(project: Project) -> Iterator[CheckLine]:
         rights = role(session)
         yield from _role(project, rights)
         slot_facts = slot.find_slot(session, project.slot)
-        yield from slot_lines(project, session, slot_facts)
+        yield slot_line(project, session, slot_facts)
         if slot_facts is not None:
             yield from budget_lines(project, slot_facts.retained, slot_facts.safe)
         yield from failover_lines(project, session, facts)
@@ -242,15 +235,11 @@ def _options(project: Project, session: Session, server: Product) -> Iterator[Ch
         yield failure_line("decoding", error)
         return
     if project.postgres.slot.plugin == PGOUTPUT and project.postgres.decoding.messages:
-        text = (
-            "altered tables are reported in the stream"
-            if (has_trigger := tells(session))
-            else "no event trigger reports altered tables"
-        )
-        fix = (
-            "" if has_trigger else "cdc-lake check --ddl  prints the SQL of one; without it the current catalog is read"
-        )
-        yield CheckLine(ok=True if has_trigger else None, subject="DDL", text=text, fix=fix)
+        if tells(session):
+            yield CheckLine(ok=True, subject="DDL", text="altered tables are reported in the stream")
+            return
+        fix = "cdc-lake check --ddl  prints the SQL of one; without it the current catalog is read"
+        yield CheckLine(ok=None, subject="DDL", text="no event trigger reports altered tables", fix=fix)
 
 
 def _prepares(project: Project, session: Session) -> Iterator[CheckLine]:
@@ -366,13 +355,7 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
         text = f"row security hides rows of {list_names(hidden)} from the role"
         fix = f"run as a superuser: {_all_rows(rights.name)}"
         yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=RowsHidden.code)
-    row_counts = [f.rows for f in facts if f.rows is not None]
-    rows = (
-        f"about {pluralize(sum(row_counts), 'row')}"
-        if len(row_counts) == len(facts)
-        else "rows not counted yet by the server"
-    )
-    yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {list_names(chosen)}; {rows}")
+    yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {list_names(chosen)}; {count_rows(facts)}")
     if changes is not None:
         refused = publication.not_addable(session, project.publication, changes.lacking) if alterable(project) else []
         if refused:
@@ -387,9 +370,7 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
 def _changes(project: Project, session: Session) -> TableChanges | None:
     """Tables added to `source.tables` or removed; None before a stream is completely set up."""
     state, control = bronze_reader(project).state(), control_tables(project)
-    if not is_complete(state, control):
-        return None
-    return table_changes(project, session, state, control)
+    return table_changes(project, session, state, control) if is_complete(state, control) else None
 
 
 def _has_publication(project: Project, session: Session) -> bool | None:
@@ -467,7 +448,6 @@ def dba_sql(project: Project) -> str:
     if exists is False:
         lines.append(f"{publication.creating(project.publication, chosen, declared_filters(project))};")
     if lacking:
-        lines.append(
-            f"{publication.altering(project.publication, 'ADD', *lacking, filters=declared_filters(project))};"
-        )
+        statement = publication.altering(project.publication, "ADD", *lacking, filters=declared_filters(project))
+        lines.append(f"{statement};")
     return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.postgres.database}", *lines])

@@ -74,9 +74,8 @@ def _java() -> CheckLine:
     majors = " or ".join(map(str, JAVA_MAJORS))
     if version in JAVA_MAJORS:
         home = os.environ.get("JAVA_HOME")
-        return CheckLine(
-            ok=True, subject="java", text=f"Java {version} ({f'JAVA_HOME={home}' if home else 'from PATH'})"
-        )
+        place = f"JAVA_HOME={home}" if home else "from PATH"
+        return CheckLine(ok=True, subject="java", text=f"Java {version} ({place})")
     text = f"{java_found(version)}; Spark needs {majors}"
     return CheckLine(ok=False, subject="java", text=text, fix=JavaMissing.hint, code=JavaMissing.code)
 
@@ -201,9 +200,7 @@ def names(project: Project) -> Iterator[CheckLine]:
 
 def transforms(project: Project) -> Iterator[CheckLine]:
     """Notes on tables with transforms. Spark's analyzer reports errors with the first row."""
-    for target, layout in captured_tables(
-        project, lambda candidate: candidate.transforms.any or bool(candidate.partition_by)
-    ):
+    for target, layout in captured_tables(project, lambda table: table.transforms.any or bool(table.partition_by)):
         yield from _table(project, target, layout)
 
 

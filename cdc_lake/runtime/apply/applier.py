@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -238,11 +237,8 @@ def _follow(
         if project.checkpoint.exists():
             aside = project.checkpoint.with_name(f"{project.checkpoint.name}.aside-{time.time_ns()}")
             project.checkpoint.rename(aside)
-            report(
-                ProgressEvent(
-                    "apply", f"the checkpoint does not match bronze any more and was set aside as {aside.name}"
-                )
-            )
+            text = f"the checkpoint does not match bronze any more and was set aside as {aside.name}"
+            report(ProgressEvent("apply", text))
         stop.wait(tries - 1)
     if clock.failure is not None:
         raise clock.failure
@@ -250,7 +246,7 @@ def _follow(
 
 def _listen(project: Project, spark: SparkSession, clock: _Clock, *, once: bool, stop: threading.Event) -> None:
     """Run the query until it or the run ends; raises the error that ended it."""
-    query = _query(project, spark, clock, project.checkpoint, once=once)
+    query = _query(project, spark, clock, once=once)
     idle = project.pipeline.apply.idle / 1000
     try:
         while not query.awaitTermination(_POLL_SECONDS):
@@ -263,13 +259,15 @@ def _listen(project: Project, spark: SparkSession, clock: _Clock, *, once: bool,
             query.stop()
 
 
-def _query(project: Project, spark: SparkSession, clock: _Clock, checkpoint: Path, *, once: bool) -> StreamingQuery:
+def _query(project: Project, spark: SparkSession, clock: _Clock, *, once: bool) -> StreamingQuery:
     if not _streams(project):
-        return _ticks(project, spark, clock)
+        # Spark's rate source, without a checkpoint: the tables themselves record what was done.
+        time_rows = spark.readStream.format("rate").option("rowsPerSecond", "1").load()
+        ticks = time_rows.writeStream.foreachBatch(clock.on_batch)
+        return ticks.trigger(processingTime=f"{project.pipeline.apply.idle} milliseconds").start()
     rows = spark.readStream.format("delta").option("skipChangeCommits", "true").load(str(project.bronze))
-    writer = (
-        rows.select("position").writeStream.foreachBatch(clock.on_batch).option("checkpointLocation", str(checkpoint))
-    )
+    writer = rows.select("position").writeStream.foreachBatch(clock.on_batch)
+    writer = writer.option("checkpointLocation", str(project.checkpoint))
     return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
 
 
@@ -282,13 +280,6 @@ def _streams(project: Project) -> bool:
     return project.pipeline.bronze.format == "delta" and project.bronze_address is None
 
 
-def _ticks(project: Project, spark: SparkSession, clock: _Clock) -> StreamingQuery:
-    """A query on Spark's rate source, without a checkpoint: the tables themselves record what was done."""
-    time_rows = spark.readStream.format("rate").option("rowsPerSecond", "1").load()
-    writer = time_rows.writeStream.foreachBatch(clock.on_batch)
-    return writer.trigger(processingTime=f"{project.pipeline.apply.idle} milliseconds").start()
-
-
 class _Clock:
     """Calls `SpanLoop.run`, one call at a time; keeps the first error for the loop to raise."""
 
@@ -299,14 +290,12 @@ class _Clock:
         self._turn = threading.Lock()
         self._last = time.monotonic()
         self.failure: CdcLakeError | None = None
-        self.called = False
         self.raised = False
 
     def on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """Called by `foreachBatch`; rows and batch number are ignored."""
         del batch, batch_id
         failpoint(BATCH_ENTERED)
-        self.called = True
         self.tick()
         failpoint(BATCH_LEFT)
 

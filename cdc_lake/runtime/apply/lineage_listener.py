@@ -76,9 +76,7 @@ class LineageSender:
 
 def sends(to: OpenLineage, root: Path) -> EventTransport:
     """How events get where a pipeline wants them."""
-    if not to.to.startswith(("http://", "https://")):
-        return _to_file(root / to.to)
-    return _to_server(to)
+    return _to_server(to) if to.to.startswith(("http://", "https://")) else _to_file(root / to.to)
 
 
 def _to_file(file: Path) -> EventTransport:

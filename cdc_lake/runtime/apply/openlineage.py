@@ -68,7 +68,8 @@ def columns_from(projection: Projection, columns: Sequence[SilverColumn]) -> dic
     indexes = {column.name: index for index, column in _places(projection)}
     old = {old_column(column).name: index for index, column in _places(projection)}
     sources: dict[str, tuple[ColumnOrigin, ...]] = {}
-    computed = dict(zip((column.name for column in _computed_columns(projection)), projection.computed, strict=True))
+    computed_columns = projection.silver.columns[len(projection.silver.columns) - len(projection.computed) :]
+    computed = dict(zip((column.name for column in computed_columns), projection.computed, strict=True))
     for column in columns:
         if column.name in indexes:
             sources[column.name] = (_column_source(projection.source, indexes[column.name]),)
@@ -100,10 +101,6 @@ def _places(projection: Projection) -> list[tuple[int, SilverColumn]]:
     if of is None:
         return list(enumerate(projection.silver.columns))
     return [(index, column) for index, column in zip(of, projection.silver.columns, strict=True) if index is not None]
-
-
-def _computed_columns(projection: Projection) -> tuple[SilverColumn, ...]:
-    return projection.silver.columns[len(projection.silver.columns) - len(projection.computed) :]
 
 
 def _column_source(source: RelationMapping, index: int) -> ColumnOrigin:

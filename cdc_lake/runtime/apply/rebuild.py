@@ -21,9 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.snapshot_copy import Stopped
 from cdc_lake.control.coordination import apply_lease
@@ -32,13 +30,7 @@ from cdc_lake.control.ownership import Ownership
 from cdc_lake.control.quarantine import forget, open_quarantine, quarantine_log, record
 from cdc_lake.control.snapshots import courses, refetched_rows
 from cdc_lake.control.streams import source_table
-from cdc_lake.errors import (
-    CdcLakeError,
-    NothingToRebuild,
-    RebuildNeedsPlace,
-    RebuildPlaceTaken,
-    SparkDied,
-)
+from cdc_lake.errors import CdcLakeError, NothingToRebuild, RebuildNeedsPlace, RebuildPlaceTaken, SparkDied
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import NOTHING_DECIDED
 from cdc_lake.model.relation import Relation, TableName
@@ -144,7 +136,11 @@ class Rebuilding:
         self._report = report
         self._reader = bronze_reader(project)
         self._control = control_tables(project)
-        self._state = _state(self._reader, name)
+        state = self._reader.proven()
+        if state is None:
+            text = f"bronze contains nothing of {name}: no stream was started"
+            raise NothingToRebuild(text, where=self._reader.place)
+        self._state = state
         self._log = quarantine_log(self._control, for_new_content=True)
         self._target = project.target(name)
         if into is None and not adopt:
@@ -201,9 +197,8 @@ class Rebuilding:
             seconds=round(time.monotonic() - began, 3),
         )
         facts = {**asdict(rebuilt), "difference": asdict(replace(differences, keys={}))}
-        self._control.record(
-            RunRow(new_run(), "rebuild", started_at, datetime.now(UTC), "done", json.dumps(facts, default=str))
-        )
+        words = json.dumps(facts, default=str)
+        self._control.record(RunRow(new_run(), "rebuild", started_at, datetime.now(UTC), "done", words))
         return rebuilt
 
     def renew(self, spark: SparkSession, stop: threading.Event) -> TableState:
@@ -394,10 +389,3 @@ class _Allowing:
     def __contains__(self, words: object) -> bool:
         self.words.append(str(words))
         return True
-
-
-def _state(reader: BronzeReader, name: TableName) -> StreamCheckpoint:
-    state = reader.proven()
-    if state is None:
-        raise NothingToRebuild(f"bronze contains nothing of {name}: no stream was started", where=reader.place)
-    return state

@@ -17,6 +17,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -341,17 +342,15 @@ def check_made(project: Project, target: Target) -> TableLayout | None:
         return None
     if actual.transforms != declared.transforms:
         keys = "`columns`, `exclude`, `rename`, `compute` or `where`"
-        raise TransformChanged(
-            f"{target.label} was created with other {keys} than the pipeline has now",
-            where=_config_location(project, target),
-        )
+        text = f"{target.label} was created with other {keys} than the pipeline has now"
+        raise TransformChanged(text, where=project.key_location(target, "from"))
     if actual.partition_by != declared.partition_by:
         have = ", ".join(actual.partition_by) or "nothing"
         text = (
             f"{target.label} is partitioned by {have}, but the pipeline says "
             f"{', '.join(declared.partition_by) or 'nothing'}"
         )
-        raise DivisionChanged(text, where=_config_location(project, target, "partition_by"))
+        raise DivisionChanged(text, where=project.key_location(target, "partition_by"))
     return actual
 
 
@@ -375,7 +374,7 @@ def check_divisible(project: Project, target: Target) -> None:
             f"remove `partition_by`, or move {address} away and rebuild the table: its older versions are lost with "
             "the folder"
         )
-        raise DivisionChanged(text, where=_config_location(project, target, "partition_by"), hint=hint)
+        raise DivisionChanged(text, where=project.key_location(target, "partition_by"), hint=hint)
 
 
 def check_divided(project: Project, target: Target, columns: Sequence[SilverColumn]) -> None:
@@ -385,7 +384,7 @@ def check_divided(project: Project, target: Target, columns: Sequence[SilverColu
     for key, name in [*partition_columns, *(("cluster_by", name) for name in target.cluster_by)]:
         if name not in names:
             text = f"`{key}` names `{name}`, but {target.label} has no such column"
-            raise TransformUnfit(text, where=_config_location(project, target, key))
+            raise TransformUnfit(text, where=project.key_location(target, key))
     check_partition_types(project, target, columns)
 
 
@@ -408,20 +407,15 @@ def check_partition_types(project: Project, target: Target, columns: Sequence[Si
             f"use `cluster_by: [{column.name}]`, or `format: iceberg` for the table; or partition it by a numeric, "
             "boolean or date column"
         )
-        raise TransformUnfit(text, where=_config_location(project, target, "partition_by"), hint=hint)
+        raise TransformUnfit(text, where=project.key_location(target, "partition_by"), hint=hint)
 
 
 def check_layout_divisible(project: Project, target: Target, relation: Relation) -> None:
     """The same for a layout of the source table, without Spark; types of computed columns are unknown."""
     columns = typed_columns(relation, target.types)
     names = taken_columns(columns, target.transforms)
-    check_partition_types(
-        project, target, [SilverColumn(name, columns[index].type.sql) for index, name in names.items()]
-    )
-
-
-def _config_location(project: Project, target: Target, key: str = "from") -> str:
-    return project.key_location(target, key)
+    silver_columns = [SilverColumn(name, columns[index].type.sql) for index, name in names.items()]
+    check_partition_types(project, target, silver_columns)
 
 
 def check_fit(project: Project, target: Target, shape: RelationMapping) -> None:
@@ -465,10 +459,7 @@ def projection_of(spark: SparkSession, project: Project, target: Target, shape: 
     transforms = target.transforms
     if not transforms.any:
         return plain(shape)
-
-    def place(key: str) -> str:
-        return project.key_location(target, key)
-
+    place = partial(project.key_location, target)
     computed = {
         name: analyze_expression(spark, shape.columns, sql, place(f"compute.{name}"))
         for name, sql in transforms.compute

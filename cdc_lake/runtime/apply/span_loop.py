@@ -39,7 +39,7 @@ from cdc_lake.control.quarantine import quarantine_log
 from cdc_lake.control.snapshots import beginning, initial_copies, refetched_tables
 from cdc_lake.control.streams import undecoded_error
 from cdc_lake.control.table_pauses import apply_pause_state, stopped_tables
-from cdc_lake.errors import SilverNotOwned, SnapshotIncomplete, TransactionUndecoded
+from cdc_lake.errors import SilverNotOwned, SnapshotIncomplete
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, of_run
@@ -191,7 +191,9 @@ class SpanLoop:
             self.totals.upto = position
             self._report(backlog("applied", position, begins, top, domain_of(state.stream)))
             if position < top or position == mark:
-                tables = self._recheck_recent_commits(state, self._apply_pauses(state, tables, position), position)
+                listed = self._apply_pauses(state, tables, position)
+                tables = self._planner.recheck_recent_commits(state, listed)
+                self._cut_again(state, position, listed, tables)
                 tables = self._take_renewed_tables(state, tables, position, stop)
         while not self._waits and self._renewing.outcome(stop):
             tables = self._take_renewed_tables(state, tables, position, stop)
@@ -201,8 +203,7 @@ class SpanLoop:
 
     def record(self, seconds: float, outcome: str) -> None:
         """Write the row of this run into `runs`."""
-        ended = datetime.now(UTC)
-        self._control.record(self.totals.run_row(self._began, ended, outcome, seconds))
+        self._control.record(self.totals.run_row(self._began, datetime.now(UTC), outcome, seconds))
 
     def _begin(self, state: StreamCheckpoint) -> Cut:
         """The first cut of a stream."""
@@ -219,15 +220,13 @@ class SpanLoop:
         commits = self._bronze.commits_in_turn(ahead)
         span_commits, stuck = next_span(commits, self._project.pipeline.apply)
         if stuck is not None:
-            self._stop_before(undecoded_error(state.stream, stuck))
+            error = undecoded_error(state.stream, stuck)
+            if not self._waits:
+                raise error
+            if self._waiting != error.message:
+                self._report(ProgressEvent("apply", f"silver waits: {error.message}", facts={"code": error.code}))
+            self._waiting = error.message
         return span_commits
-
-    def _stop_before(self, error: TransactionUndecoded) -> None:
-        if not self._waits:
-            raise error
-        if self._waiting != error.message:
-            self._report(ProgressEvent("apply", f"silver waits: {error.message}", facts={"code": error.code}))
-        self._waiting = error.message
 
     def _has_other_work(self, state: StreamCheckpoint, ahead: Span, *, marked: bool) -> bool:
         """Whether a span without transactions has repaired rows or decisions on quarantined changes, or ends where a
@@ -308,17 +307,9 @@ class SpanLoop:
             stays = {name: replace(now[name], state=RESYNCING) for name in new if now[name].state == FAILED}
             self._cut(state, position, None, now | stays)
         reached = self._catch_up(state, now, position, stop)
-        return (
-            self._take_renewed_tables(state, reached, position, stop) if self._renewing.can_retry(reached) else reached
-        )
-
-    def _recheck_recent_commits(
-        self, state: StreamCheckpoint, tables: dict[str, TableState], position: int
-    ) -> dict[str, TableState]:
-        """The tables; those whose commits another program replaced wait to catch up."""
-        now = self._planner.recheck_recent_commits(state, tables)
-        self._cut_again(state, position, tables, now)
-        return now
+        if self._renewing.can_retry(reached):
+            return self._take_renewed_tables(state, reached, position, stop)
+        return reached
 
     def _cut_again(
         self, state: StreamCheckpoint, position: int, listed: dict[str, TableState], tables: dict[str, TableState]

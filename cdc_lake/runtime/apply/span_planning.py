@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 import pyarrow.compute as pc
 
@@ -239,21 +240,14 @@ def _as_landed(reader: BronzeReader, epoch: int, stretch: CaptureInterval) -> Ca
 
 
 def _check_captured(state: StreamCheckpoint, table: TableName, last: CaptureInterval, begins: int, upto: int) -> None:
+    format_position = partial(format_stream_position, state.stream)
+    reason = None
     if not begins <= upto <= state.upto:
-        captured = (
-            f"from {format_stream_position(state.stream, begins)} to {format_stream_position(state.stream, state.upto)}"
-        )
-        raise PositionUnavailable(
-            f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {captured}"
-        )
-    if last.left is not None and last.left < upto:
-        left = (
-            f"it was removed from the stream at {format_stream_position(state.stream, last.left)}, and has not been "
-            "copied since"
-        )
-        raise PositionUnavailable(
-            f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {left}"
-        )
+        reason = f"from {format_position(begins)} to {format_position(state.upto)}"
+    elif last.left is not None and last.left < upto:
+        reason = f"it was removed from the stream at {format_position(last.left)}, and has not been copied since"
+    if reason is not None:
+        raise PositionUnavailable(f"bronze has no state of {table} at {format_position(upto)}: {reason}")
 
 
 def _ends(stretch: CaptureInterval, following: CaptureInterval | None, upto: int) -> int:

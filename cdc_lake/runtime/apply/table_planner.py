@@ -22,13 +22,7 @@ from cdc_lake.control.cuts import ACTIVE, FAILED, NOT_ADVANCING, PAUSED, TableSt
 from cdc_lake.control.ownership import Ownership, adoption
 from cdc_lake.control.quarantine import QuarantineLog, open_quarantine, quarantine_log, record
 from cdc_lake.control.snapshots import initial_copies, refetched_rows, refetched_tables
-from cdc_lake.errors import (
-    CdcLakeError,
-    ConcurrentModification,
-    SilverNameShared,
-    SilverNotOwned,
-    SpanTrimmed,
-)
+from cdc_lake.errors import CdcLakeError, ConcurrentModification, SilverNameShared, SilverNotOwned, SpanTrimmed
 from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
@@ -46,6 +40,7 @@ from cdc_lake.runtime.apply.table_integrity import (
     Violated,
     find_violation,
     is_tolerated,
+    is_untouched,
     merge_may_be_lost,
     missing_quarantine_rows,
     reconcile,
@@ -209,7 +204,7 @@ class TablePlanner:
             if table.version is None or table.state == PAUSED:
                 continue
             target = self._project.target(TableName.parse(relation))
-            if self._is_untouched(state, target, table, quarantine):
+            if is_untouched(self._project, target, state, table, quarantine):
                 continue
             committed = table_log(self._project, target).marker(state.stream)
             recorded, violation = self._audit_with_quarantine(state, target, table, committed, quarantine)
@@ -254,18 +249,6 @@ class TablePlanner:
                 case InSync() | CommitUnrecorded() | GenerationReplaced():
                     result[relation] = recorded
         return result
-
-    def _is_untouched(
-        self, state: StreamCheckpoint, target: Target, table: TableState, quarantine: QuarantineLog
-    ) -> bool:
-        """Whether a table is certainly as in the last cut, judged by its version alone."""
-        return (
-            table.state == ACTIVE
-            and table.version is not None
-            and table_log(self._project, target).is_latest(table.version)
-            and not merge_may_be_lost(self._project, target, state.stream, table)
-            and missing_quarantine_rows(quarantine, target, state.epoch, table) is None
-        )
 
     def _audit(
         self, stream: str, target: Target, recorded: TableState, committed: Marker
@@ -339,11 +322,8 @@ class TablePlanner:
         Returns:
             The tasks that bring the tables to the end of the span, and the tables as they stand before these.
         """
-        files, quarantine, refetched = (
-            self._bronze.applied_files(),
-            quarantine_log(self._control),
-            self._control.snapshots(),
-        )
+        files, quarantine = self._bronze.applied_files(), quarantine_log(self._control)
+        refetched = self._control.snapshots()
         waiting = {relation for relation, table in tables.items() if table.state in NOT_ADVANCING}
         others = (refetched_tables(refetched, state.stream, span) | quarantine.decided_tables(span)) - waiting
         names = sorted({*touched, *(name for name in others if name not in without)})
@@ -546,16 +526,9 @@ class TablePlanner:
         """Record what is quarantined, then merge tables in parallel; returns the tables as they are afterwards."""
         failpoint(PREPARED)
         for merge_plan in prepared.merges:
-            folded, task = merge_plan.folded, merge_plan.task
-            record(
-                self._control,
-                task.target,
-                task.stream,
-                task.span,
-                merge_plan.base.generation,
-                folded.quarantined,
-                folded.closings,
-            )
+            task, generation = merge_plan.task, merge_plan.base.generation
+            quarantined, closings = merge_plan.folded.quarantined, merge_plan.folded.closings
+            record(self._control, task.target, task.stream, task.span, generation, quarantined, closings)
         failpoint(QUARANTINE_RECORDED)
         tables, quarantine = dict(prepared.tables), quarantine_log(self._control)
         outcomes = self._sessions.run_each(
@@ -624,18 +597,8 @@ class TablePlanner:
         target, span, generation = merge_plan.task.target, merge_plan.task.span, merge_plan.base.generation
         keys = open_quarantine(quarantine, str(target.source), span.epoch, generation, span.upto).keys
         copied, layout = None if recorded is None else recorded.copied, merge_plan.shape.relation.layout
-        return TableState(
-            target.label,
-            target.format,
-            merged.version,
-            span.upto,
-            ACTIVE,
-            len(keys),
-            generation,
-            layout,
-            copied,
-            span.upto,
-        )
+        label, form, upto = target.label, target.format, span.upto
+        return TableState(label, form, merged.version, upto, ACTIVE, len(keys), generation, layout, copied, upto)
 
     def set_aside(self, target: Target, position: int, error: CdcLakeError, recorded: TableState | None) -> TableState:
         """The state of a table that cannot continue from `position`; reports it the first time."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, assert_never
 
 from cdc_lake.bronze.span_index import RelationVersionRun, SpanSummary, cleared_before
@@ -111,7 +110,10 @@ def _summary(task: TableTask) -> SpanSummary | None:
     if task.layout is None:
         return summary if summary.rows else None
     summary = replace(summary, runs=summary.runs or (RelationVersionRun(task.layout, task.span.upto, 0),))
-    return summary if task.copied is None else _truncate_before_copy(summary, task, task.copied.commit_ts)
+    if task.copied is None:
+        return summary
+    ends = Truncated(task.span.upto, -1, csn=None, lsn=None, xid=None, commit_ts=task.copied.commit_ts)
+    return replace(summary, truncated=(ends,))
 
 
 def _copied_at(control: ControlTables, task: TableTask) -> int:
@@ -120,12 +122,6 @@ def _copied_at(control: ControlTables, task: TableTask) -> int:
     reached = task.span.upto if task.snapshot else task.span.after
     begins = [] if course is None else [stretch.begins for stretch in course.stretches if stretch.later]
     return max((position for position in begins if position <= reached), default=-1)
-
-
-def _truncate_before_copy(summary: SpanSummary, task: TableTask, commit_ts: datetime | None) -> SpanSummary:
-    """The summary of a copy that ends all rows before it."""
-    ends = Truncated(task.span.upto, -1, csn=None, lsn=None, xid=None, commit_ts=commit_ts)
-    return replace(summary, truncated=(ends,))
 
 
 def _base(silver: SilverStore, task: TableTask) -> Marker:
@@ -276,11 +272,9 @@ def check_key(
     table = shape.relation.table
     for run in summary.runs:
         if _has_key_moved(shape.layouts[run.layout], shape.relation):
-            raise NoKey(
-                f"the primary key of {table} changes within the transaction at "
-                f"{format_stream_position(stream, run.position)}",
-                hint=copied_again(target),
-            )
+            position = format_stream_position(stream, run.position)
+            text = f"the primary key of {table} changes within the transaction at {position}"
+            raise NoKey(text, hint=copied_again(target))
     if quarantine and follows is not None and _has_key_moved(follows, shape.relation):
         raise NoKey(
             f"the primary key of {table} was changed, and changes are held by the former one",

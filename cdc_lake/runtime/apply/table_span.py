@@ -180,10 +180,8 @@ def type_changes(
     projection = plain(projection) if isinstance(projection, RelationMapping) else projection
     shape = projection.source
     recorded = {key: shape.recorded_key(key) for key in quarantine.keys | quarantine.apart} if shape.keys else {}
-    quarantine, decided = (
-        quarantine.rename_keys(recorded),
-        decided.rename_keys(shape.recorded_key) if shape.keys else decided,
-    )
+    quarantine = quarantine.rename_keys(recorded)
+    decided = decided.rename_keys(shape.recorded_key) if shape.keys else decided
     unsent = unsent_columns(summary, shape)
     typed = cast_rows(rows, shape, unsent, old_values(projection))
     by_place = kind.identity is RowIdentity.PLACE
