@@ -142,12 +142,8 @@ def note_timeline(now: Timeline, control: ControlTables, state: StreamCheckpoint
         return
     control.record(TimelineRow(state.epoch, state.stream, now.number, now.history, state.confirm, control_now()))
     if last is not None and now.number != last.number:
-        facts = {"timeline": now.number, "before": last.number}
-        report(
-            ProgressEvent(
-                "connect", f"the server is now on timeline {now.number}, before that on {last.number}", facts=facts
-            )
-        )
+        text = f"the server is now on timeline {now.number}, before that on {last.number}"
+        report(ProgressEvent("connect", text, facts={"timeline": now.number, "before": last.number}))
 
 
 def _describe_commit(state: StreamCheckpoint, commit: CommitRow) -> str:

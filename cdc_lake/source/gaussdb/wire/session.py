@@ -250,11 +250,9 @@ def connect(
     that fits; with several hosts its message has the reason of each. SeveralPrimaries.
     """
     hosts = _hosts(target, application, replication, on_open)
-    return (
-        hosts[0][1]()
-        if len(hosts) == 1
-        else find_primary(hosts, _in_recovery, None if target.alike else _server_start_time)
-    )
+    if len(hosts) == 1:
+        return hosts[0][1]()
+    return find_primary(hosts, _in_recovery, None if target.alike else _server_start_time)
 
 
 def connect_to_standby(target: WireTarget, *, application: str) -> WireSession:
