@@ -291,17 +291,12 @@ def tabulate(
             return _tabulate(batch, sizes, layouts, hashing)
         except FallBackToRowDecoder:
             layouts.restore(before)
-        if 0 < sum(apart := [_truncates(raw) for raw in batch]) < len(batch):
-            runs = [
-                [raw for raw, _ in pairs] for _, pairs in groupby(zip(batch, apart, strict=True), lambda pair: pair[1])
-            ]
-            return concat_changes([(tabulate(run, layouts, hashing), len(run)) for run in runs], pa.concat_arrays)
-        if layouts.codec.policy is Policy.HEX and len(batch) > 1:  # a few odd values must not slow down the batch
-            half = len(batch) // 2
-            parts = ((batch[:half], half), (batch[half:], len(batch) - half))
-            return concat_changes(
-                [(tabulate(part, layouts, hashing), count) for part, count in parts], pa.concat_arrays
-            )
+        parts: list[Sequence[RecordTransaction]] = [list(run) for _, run in groupby(batch, _truncates)]
+        half = len(batch) // 2
+        if len(parts) == 1 and half and layouts.codec.policy is Policy.HEX:
+            parts = [batch[:half], batch[half:]]  # a few odd values must not slow down the batch
+        if len(parts) > 1:
+            return concat_changes([(tabulate(part, layouts, hashing), len(part)) for part in parts], pa.concat_arrays)
     return tabulate_plain(batch, layouts)
 
 
