@@ -82,9 +82,8 @@ def check_timeline(
 def check_not_older(now: Timeline, last: Timeline) -> None:
     """Raise OtherTimeline if the server is on an earlier timeline than the one last read."""
     if now.number < last.number:
-        raise OtherTimeline(
-            f"the server is on timeline {now.number}, but bronze was already read on timeline {last.number}"
-        )
+        text = f"the server is on timeline {now.number}, but bronze was already read on timeline {last.number}"
+        raise OtherTimeline(text)
 
 
 def check_log_reaches(flushed: Lsn, reader: BronzeReader, state: StreamCheckpoint) -> None:

@@ -39,9 +39,8 @@ def redaction_of(project: Project, configuration: int = 1) -> Redaction:
     """
     bronze = project.pipeline.bronze
     if bronze.redact and bronze.undecodable == "land":
-        raise RedactionUnfit(
-            "a transaction that cannot be decoded cannot be redacted", hint="set `bronze.undecodable` to stop"
-        )
+        text = "a transaction that cannot be decoded cannot be redacted"
+        raise RedactionUnfit(text, hint="set `bronze.undecodable` to stop")
     if bronze.redact_key is None and any(rule.strategy == Strategy.SHA256.value for rule in bronze.redact):
         raise RedactionUnfit("`strategy: sha256` needs a key", hint="add `bronze.redact_key`, by reference")
     key = bronze.redact_key.get_secret_value().encode() if bronze.redact_key is not None else None

@@ -326,11 +326,8 @@ def _standby(project: Project, everywhere: WireTarget, facts: server.GaussDbServ
     standby = server.identify(session)
     if standby.system != facts.system:
         session.close()
-        raise OtherSource(
-            f"the standby has the system identifier `{standby.system}`, the primary `{facts.system}`",
-            where=session.place,
-            hint="name only servers of one cluster in `source.hosts`",
-        )
+        text = f"the standby has the system identifier `{standby.system}`, the primary `{facts.system}`"
+        raise OtherSource(text, where=session.place, hint="name only servers of one cluster in `source.hosts`")
     return session
 
 
@@ -370,10 +367,8 @@ def check_resume(
         )
     slot_order = OrderDomain(source.slot_order)
     if identity.domain is OrderDomain.CSN and order_of(source, exports=True) is OrderDomain.LSN:
-        raise OtherSource(
-            f"the stream was started in order csn, but {source.decoding_mode} decoding with these options omits CSNs",
-            hint=f"restore `source.mode` and `source.decoding`; to use the new settings: {ANEW}",
-        )
+        text = f"the stream was started in order csn, but {source.decoding_mode} decoding with these options omits CSNs"
+        raise OtherSource(text, hint=f"restore `source.mode` and `source.decoding`; to use the new settings: {ANEW}")
     reader = bronze_reader(project)
     last = failover.last_timeline(control_tables(project), state)
     if facts.timeline and last is not None:

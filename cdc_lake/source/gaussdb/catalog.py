@@ -342,11 +342,9 @@ def check_identities(facts: Mapping[TableName, GaussDbTableMetadata], place: str
     """Raise NoReplicaIdentity for all tables whose updates and deletes would not identify their row."""
     if bare := [table for table, known in facts.items() if not known.identity_columns and not known.logs_full_rows]:
         statements = "; ".join(f"ALTER TABLE {quote_table(table)} REPLICA IDENTITY FULL" for table in bare)
-        raise NoReplicaIdentity(
-            f"no primary key and no replica identity: {', '.join(map(str, bare))}",
-            where=place,
-            hint=f"add primary keys, or run: {statements}; or leave them out: {left_out(bare)}",
-        )
+        text = f"no primary key and no replica identity: {', '.join(map(str, bare))}"
+        hint = f"add primary keys, or run: {statements}; or leave them out: {left_out(bare)}"
+        raise NoReplicaIdentity(text, where=place, hint=hint)
 
 
 def _index(row: Sequence[str | None], names: Mapping[str, str]) -> _Index:
@@ -384,11 +382,10 @@ def check_printing(bare: WireSession) -> None:
     if wrong:
         stated = ", ".join(f"{name} = {settings[name]}" for name in wrong)
         statements = "; ".join(_statement(bare, name) for name in wrong)
-        raise ServerSettings(
-            f"parallel decoding formats values according to the database's settings, and cannot be read with {stated}",
-            where=bare.place,
-            hint=f"run: {statements}; or read with `parallel-decode-num: 1`",
+        text = (
+            f"parallel decoding formats values according to the database's settings, and cannot be read with {stated}"
         )
+        raise ServerSettings(text, where=bare.place, hint=f"run: {statements}; or read with `parallel-decode-num: 1`")
 
 
 def interval_hint(bare: WireSession) -> tuple[str, str] | None:

@@ -371,11 +371,9 @@ def check_identities(session: Session, tables: Sequence[TableName]) -> None:
         info = session.info
         roots = [table for table in bare if table in tables]  # a partition is excluded with its root
         pattern = left_out(roots) if roots else "`!schema.table` in `source.tables`"
-        raise NoReplicaIdentity(
-            f"no primary key and no replica identity: {', '.join(map(str, bare))}",
-            where=f"{info.host}:{info.port}/{info.dbname}",
-            hint=f"add primary keys, or run: {statements}; or leave them out: {pattern}",
-        )
+        text = f"no primary key and no replica identity: {', '.join(map(str, bare))}"
+        hint = f"add primary keys, or run: {statements}; or leave them out: {pattern}"
+        raise NoReplicaIdentity(text, where=f"{info.host}:{info.port}/{info.dbname}", hint=hint)
 
 
 TRIGGERS: Final = ("cdc_lake_altered", "cdc_lake_dropped")

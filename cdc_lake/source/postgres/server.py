@@ -228,12 +228,10 @@ def check_server(facts: Decodable, place: str = "") -> None:
 def check_failover(facts: Decodable, place: str = "", *, two_phase: bool = False) -> None:
     """Raise ServerSettings if standbys cannot keep copies of slots, or of those with `two_phase` decoding."""
     if facts.product.major < FAILOVER_SLOTS:
-        raise ServerSettings(
-            f"standbys keep copies of slots only from PostgreSQL {FAILOVER_SLOTS} on, and the server is "
-            f"{facts.product}",
-            where=place,
-            hint="remove `failover` from `source.slot`",
+        text = (
+            f"standbys keep copies of slots only from PostgreSQL {FAILOVER_SLOTS} on, and the server is {facts.product}"
         )
+        raise ServerSettings(text, where=place, hint="remove `failover` from `source.slot`")
     if two_phase and facts.product.major < TWO_PHASE_ON_STANDBYS:
         raise ServerSettings(
             f"standbys keep copies of slots with two-phase decoding only from PostgreSQL {TWO_PHASE_ON_STANDBYS} on, "
