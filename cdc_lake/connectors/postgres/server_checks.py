@@ -26,7 +26,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.source.base import Kind, StreamIdentity
 from cdc_lake.source.postgres import server, slot
 from cdc_lake.source.postgres.connection import Session, connect, fetch, pin_host
-from cdc_lake.source.postgres.server import Product, ServerFacts
+from cdc_lake.source.postgres.server import ServerFacts, ServerState
 from cdc_lake.source.postgres.slot import SlotFacts
 from cdc_lake.source.primary import Timeline
 from cdc_lake.source.socket_io import Opened, ignore_open
@@ -121,12 +121,9 @@ def left_by_a_start(
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLimits:
+class ServerLimits(ServerState):
     """Settings that logical replication needs, and their usage."""
 
-    product: Product
-    wal_level: str
-    in_recovery: bool
     slots_max: int
     slots_used: int
     senders_max: int

@@ -18,7 +18,7 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias, assert_never
 
 import numpy as np
@@ -244,17 +244,11 @@ class PreparedFrames:
     def __len__(self) -> int:
         return self._count
 
-    def append(self, payload: bytes, lsn: int) -> None:
+    def append(self, *_: object) -> None:
         """Not supported: a prepared transaction is complete."""
         raise NotImplementedError
 
-    def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
-        """Not supported: a prepared transaction is complete."""
-        raise NotImplementedError
-
-    def truncate(self, count: int) -> None:
-        """Not supported: a prepared transaction is complete."""
-        raise NotImplementedError
+    extend = truncate = append
 
     def seal(self) -> None:
         """Does nothing: it is sealed."""

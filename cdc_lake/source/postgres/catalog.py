@@ -127,20 +127,9 @@ class SourceCatalog:
         storage = self._storage(oid, table, rows)
         attributes = []
         for number, name, kind, modifier, printed, has, text, filled, changed, generated, required in rows:
-            missing = Missing(text) if has and text is not None else None
-            attributes.append(
-                Attribute(
-                    number,
-                    name,
-                    kind,
-                    modifier,
-                    storage.missing.get(name, missing),  # of a partitioned table: what its partitions log of old rows
-                    filled=filled,
-                    changed=changed,
-                    generated=generated,
-                    required=required,
-                )
-            )
+            own = Missing(text) if has and text is not None else None
+            missing = storage.missing.get(name, own)  # of a partitioned table: what its partitions log of old rows
+            attributes.append(Attribute(number, name, kind, modifier, missing, filled, changed, generated, required))
             if name is not None:
                 self._types[kind] = printed
         return TableFacts(
