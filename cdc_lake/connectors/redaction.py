@@ -132,9 +132,8 @@ class RedactedComparison:
         """The rows of a captured table that match its filter, in blocks: large_string columns, text as printed."""
         del relation  # the source is queried with the dropped columns
         full_relation = self._source.relation_of(source_table)
-        return (
-            self._redaction.table(full_relation, block) for block in self._source.parts(full_relation, source_table)
-        )
+        blocks = self._source.parts(full_relation, source_table)
+        return (self._redaction.table(full_relation, block) for block in blocks)
 
     def unsummable_reason(self, relation: Relation) -> str:
         """Why the server cannot sum up hashes of the rows that silver should have; empty if it can."""

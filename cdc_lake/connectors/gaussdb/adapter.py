@@ -157,9 +157,8 @@ def _begin_stream(
     # a CSN-ordered slot is acknowledged by CSN
     by_csn = project.family.slot_order == "csn"
     confirm = identity.start if by_csn else created_slot.consistent.value
-    return streams.begin_stream(
-        identity, confirm, context.bronze, context.control, dense=domain is OrderDomain.CSN and not by_csn
-    )
+    dense = domain is OrderDomain.CSN and not by_csn
+    return streams.begin_stream(identity, confirm, context.bronze, context.control, dense=dense)
 
 
 def _copy(
@@ -377,10 +376,9 @@ def check_resume(
         failover.check_log_reaches(facts.flushed, reader, state)
     if identity.domain is OrderDomain.CSN:
         failover.check_csns_reach(csn_now(session).value, reader, state)
-    with open_stream.bronze_may_go_on(project, state, None if existing_slot is None else existing_slot.confirmed):
-        return slot.check_slot(
-            existing_slot, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order
-        )
+    confirmed, plugin = None if existing_slot is None else existing_slot.confirmed, source.slot.plugin
+    with open_stream.bronze_may_go_on(project, state, confirmed):
+        return slot.check_slot(existing_slot, project.slot, plugin, facts.database, state.confirm, slot_order)
 
 
 def server_facts(session: WireSession, *, by_sql: bool) -> server.GaussDbServerFacts:

@@ -97,9 +97,8 @@ class GaussDbComparison:
         """One snapshot for everything read inside; locks out TRUNCATE and rewrites, which would invalidate it."""
         with export_snapshot(self.reading, [quote_table(table) for table in tables]) as exported_snapshot:
             csn = exported_snapshot.csn.value
-            yield CsnSnapshotPredicate(
-                csn, csn - 1 if self._domain is OrderDomain.CSN else current_lsn(self.reading).value
-            )
+            position = csn - 1 if self._domain is OrderDomain.CSN else current_lsn(self.reading).value
+            yield CsnSnapshotPredicate(csn, position)
 
     def relation_of(self, source_table: PublishedTable) -> Relation:
         """The layout of a captured table, as the stream would announce it."""

@@ -109,9 +109,7 @@ class FailoverReplay:
 
     def _lost_from(self, lsn: int) -> None:
         """Raise: the WAL is one sequence, so the server has nothing of bronze from the first difference on."""
-        self._raise_ahead(
-            sorted((c for c in self._held.values() if _lsn(c) >= lsn), key=lambda commit: commit.position)
-        )
+        self._raise_ahead([commit for _, commit in sorted(self._held.items()) if _lsn(commit) >= lsn])
 
     def _raise_ahead(self, lost: Sequence[CommitRow]) -> None:
         raise BronzeAhead(f"the server's WAL has another history: {lost_words(self._state, lost)}")

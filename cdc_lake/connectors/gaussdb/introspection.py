@@ -218,10 +218,8 @@ class GaussDbSlots:
             facts, end = slot.find_slot(session, name), server.current_lsn(session)
             if facts is None:
                 return None
-            by_log = facts.order is OrderDomain.LSN
-            return base.SlotFound(
-                _confirmed_text(facts), decoding.retained_wal_bytes(facts, end), end.value if by_log else None
-            )
+            log_end = end.value if facts.order is OrderDomain.LSN else None
+            return base.SlotFound(_confirmed_text(facts), decoding.retained_wal_bytes(facts, end), log_end)
 
     def inspect(self, name: str, state: Callable[[], StreamCheckpoint | None]) -> base.SlotDetails | None:
         """Everything about one slot; `state`: what bronze has, read after it, because receivers land first."""

@@ -275,19 +275,17 @@ def _alter_publication(
     project: Project, session: Session, verb: str, table: TableName, report: ProgressReporter
 ) -> bool:
     """Alter the publication; False if the server refuses, which is reported with the statement."""
+    name, filters = project.publication, decoding.declared_filters(project)
     try:
-        publication.alter_publication(
-            session, project.publication, verb, table, filters=decoding.declared_filters(project)
-        )
+        publication.alter_publication(session, name, verb, table, filters=filters)
     except TableLocked:
         raise  # not a refusal
     except SourceError as refused:
-        statement = publication.altering(project.publication, verb, table, filters=decoding.declared_filters(project))
-        facts = {"code": refused.code}
-        report(ProgressEvent("warning", f"{refused.message}; its owner can run: {statement}", facts=facts))
+        text = f"{refused.message}; its owner can run: {publication.altering(name, verb, table, filters=filters)}"
+        report(ProgressEvent("warning", text, facts={"code": refused.code}))
         return False
     words = "now publishes" if verb == "ADD" else "no longer publishes"
-    report(_connect_event(f"publication `{project.publication}` {words} {table}"))
+    report(_connect_event(f"publication `{name}` {words} {table}"))
     return True
 
 
@@ -405,9 +403,8 @@ def ensure_publication(project: Project, session: Session, report: ProgressRepor
         publication.check_published(name, (p.table for p in published_tables), chosen, conditions)
         check_filtered(name, published_tables, filtered)
         return
-    publication.create_publication(
-        session, name, chosen, conditions, publication.PublicationOwner(project.name, project.slot)
-    )
+    owner = publication.PublicationOwner(project.name, project.slot)
+    publication.create_publication(session, name, chosen, conditions, owner)
     report(ProgressEvent("connect", f"publication `{name}` created for {pluralize(len(chosen), 'table')}"))
 
 

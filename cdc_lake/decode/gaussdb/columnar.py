@@ -107,9 +107,8 @@ def _tuple_lists(chunk: FrameBuffer, parts: list[_Tuples], count: int) -> pa.Arr
 def _texts(chunk: FrameBuffer, parts: list[_Tuples], lengths: Any) -> pa.Array:
     """The values of all tuples in row order; rows have `lengths` values."""
     complete = all(len(part.places) == part.width for part in parts)
-    slots = _in_order(
-        [(part.rows, part.values.slots.view(np.int64)[:, :, 0]) for part in parts], lengths, complete=complete
-    )
+    own_slots = [(part.rows, part.values.slots.view(np.int64)[:, :, 0]) for part in parts]
+    slots = _in_order(own_slots, lengths, complete=complete)
     if complete and all(part.values.null is None for part in parts):
         return string_array(chunk, slots, None)
     sizes = _in_order([(part.rows, _spread(part, _sizes(part.values), -1)) for part in parts], lengths, complete=True)
@@ -206,14 +205,12 @@ def _tails(chunk: FrameBuffer, group: RowGroup, plan: RowMapping, prefix: bytes,
     constants = np.array([padding, padding + 1, padding + 1, padding + 1 + len(head)], np.int32)
     offsets = np.concatenate([(slots[0] if len(slots) == 1 else np.concatenate(slots, axis=1)).ravel(), constants])
     take, each = _order(group, plan, pieces, old_first=old_first)
-    every = pa.BinaryArray.from_buffers(
-        pa.binary(), 2 * pieces + 3, [None, pa.py_buffer(offsets), pa.py_buffer(chunk.bytes)]
-    )
     if is_large(len(chunk.bytes), len(take)):
         which = np.asarray(take)
         ends, data = gather_bytes(chunk, offsets[which], offsets[which + 1])
     else:
-        _, ends, data = every.take(take).buffers()
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(chunk.bytes)]
+        _, ends, data = pa.BinaryArray.from_buffers(pa.binary(), 2 * pieces + 3, buffers).take(take).buffers()
     borders = np.ascontiguousarray(np.frombuffer(ends, np.int32, len(group.rows) * each + 1)[::each])
     return Canonical(prefix, borders, b"" if data is None else memoryview(data)[: int(borders[-1])])
 

@@ -179,9 +179,8 @@ class StreamedTransactions:
             text = f"a COMMIT of the streamed transaction {commit.xid}, of which nothing was received"
             raise OutOfSequence(text, offset=1)
         bounds = bounds_of(commit, commit.xid, transaction.origin)
-        committed = self._under_way.commit_transaction(
-            transaction, bounds, self._under_way.announced.put, self._frames.part
-        )
+        put = self._under_way.announced.put
+        committed = self._under_way.commit_transaction(transaction, bounds, put, self._frames.part)
         del self._open[commit.xid]
         return committed
 

@@ -218,9 +218,7 @@ def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedCont
         raise PreparedDamaged("the head of a prepared transaction's file is damaged", where=where)
     header: dict[str, Any] = json.loads(text)
     prepared = Prepared(header["xid"], header["gid"], header["lsn"], header["end_lsn"], header["at"])
-    announcements = [
-        Announcement(frame_index, base64.b64decode(data), lsn) for frame_index, lsn, data in header["announcements"]
-    ]
+    announcements = [Announcement(index, base64.b64decode(data), lsn) for index, lsn, data in header["announcements"]]
     frames = PreparedFrames(read, len(head) + size, (header["frames"], header["bytes"]), part, where)
     ddl_messages = [base64.b64decode(data) for data in header["told"]]
     # files of versions that stored only messages lack the last two

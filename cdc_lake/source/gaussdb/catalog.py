@@ -212,17 +212,15 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
         return None
     oid, identity, options, file, parted, version = rows[0]
     columns, attributes = [], []
-    ways = {
-        "decode": partial(_decode_text, session, doing=doing),
-        "printed": partial(_print_numeric, session, doing=doing),
-    }
+    decode, print_numeric = (partial(ask, session, doing=doing) for ask in (_decode_text, _print_numeric))
     for row in session.query(_COLUMNS.format(oid=oid), doing=doing).rows:
         number, name, schema, kind, type_oid, modifier, printed, stored, has_default, filled, dropped, changed = row
         if dropped == "t":
             attributes.append(Attribute(int(number or 0), changed=int(changed or 0)))
             continue
         type_name, type_numbers = _type_name(schema, kind), (int(type_oid or 0), int(modifier or -1))
-        missing = missing_of(type_name, stored, has_default=has_default == "t", **ways)
+        filled_later = has_default == "t"
+        missing = missing_of(type_name, stored, has_default=filled_later, decode=decode, printed=print_numeric)
         place = int(number or 0)
         columns.append(GaussDbColumn(name or "", type_name, *type_numbers, printed, place, missing, filled == "t"))
         attributes.append(Attribute(place, name, *type_numbers, missing, changed=int(changed or 0)))

@@ -239,10 +239,9 @@ def snapshot_and_csn(session: WireSession, locked: Sequence[str] = ()) -> CsnSna
 
 def _next_csn(session: WireSession) -> int | None:
     """Approximately the next CSN of the server; None if unavailable."""
+    sql = "SELECT int8in(xidout(next_csn)) FROM gs_get_next_xid_csn()"
     try:
-        row = query_single_row(
-            session, "SELECT int8in(xidout(next_csn)) FROM gs_get_next_xid_csn()", "asking for the next CSN"
-        )
+        row = query_single_row(session, sql, "asking for the next CSN")
     except QueryRefused:
         return None  # this product has no such function: its CSN is used as printed
     return int(row[0]) if row[0] else None
