@@ -210,9 +210,8 @@ def within_bronze(held: int, upto: int | None) -> int:
     """The position to which a slot may be advanced if bronze has everything up to `held`. Raises AdvancePastBronze."""
     target = held if upto is None else upto
     if target > held:
-        raise AdvancePastBronze(
-            f"{target - held} bytes would be missing: bronze ends at {Lsn(held)}, which is before {Lsn(target)}"
-        )
+        text = f"{target - held} bytes would be missing: bronze ends at {Lsn(held)}, which is before {Lsn(target)}"
+        raise AdvancePastBronze(text)
     return target
 
 

@@ -26,11 +26,8 @@ from cdc_lake.tables.control_files import ControlFiles, control_files
 
 def prepared_files(project: Project) -> ControlFiles:
     """The location of a pipeline's prepared transactions."""
-    return control_files(project, "prepared", _not_kept)
-
-
-def _not_kept(where: str) -> PreparedNotKept:
-    return PreparedNotKept("a prepared transaction could not be stored or read back", where=where)
+    text = "a prepared transaction could not be stored or read back"
+    return control_files(project, "prepared", lambda where: PreparedNotKept(text, where=where))
 
 
 _END: Final = ".end"

@@ -97,8 +97,10 @@ _ROW_OPERATIONS: Final = {Operation.INSERT: "insert", Operation.UPDATE: "update"
 def describe(record: Record) -> Described:  # noqa: PLR0911  # one return a kind of record
     """The object of one record; its `type` first."""
     match record:
-        case GaussBegin():
-            return _begin(record)
+        case GaussBegin(lsn=lsn, csn=csn, first_lsn=first, xid=xid, time=time, origin_id=origin, user=user):
+            numbers = {"lsn": lsn_text(lsn), "csn": csn, "first_lsn": lsn_text(first), "xid": xid}
+            more = {"timestamp": time, "origin_id": origin, "user": user, "skipped_option": record.skipped}
+            return present(type="begin", **numbers, **more)
         case GaussCommit(lsn=lsn, csn=csn, xid=xid, time=time, skipped=skipped):
             numbers = {"lsn": lsn_text(lsn), "csn": csn, "xid": xid}
             return present(type="commit", **numbers, timestamp=time, skipped_option=skipped)
@@ -114,8 +116,10 @@ def describe(record: Record) -> Described:  # noqa: PLR0911  # one return a kind
         case Ddl(prefix=prefix, command=command, content=content, relation_id=oid, lsn=lsn):
             body = {"prefix": prefix, "command": command, "relation_oid": oid, "content": content}
             return present(type="ddl", lsn=lsn_text(lsn), **body)
-        case Heartbeat():
-            return _heartbeat(record)
+        case Heartbeat(read=read, flushed=flushed, newest=newest, lsn=lsn):
+            # `read` and `flushed` are numbers, because the stream does not show whether they are LSNs or CSNs
+            body = {"read": read, "flushed": flushed, "timestamp": time_text(newest)}
+            return present(type="heartbeat", lsn=lsn_text(read if lsn is None else lsn), **body)
         case Other(text=text, lsn=lsn):
             return present(type="other", lsn=lsn_text(lsn), text=text)
         case _ as never:
@@ -158,20 +162,6 @@ def tables_object(tables: Iterable[Described]) -> Described:
     return {**(listed[0] if len(listed) == 1 else {}), "tables": listed}
 
 
-def _begin(begin: GaussBegin) -> Described:
-    return present(
-        type="begin",
-        lsn=lsn_text(begin.lsn),
-        csn=begin.csn,
-        first_lsn=lsn_text(begin.first_lsn),
-        xid=begin.xid,
-        timestamp=begin.time,
-        origin_id=begin.origin_id,
-        user=begin.user,
-        skipped_option=begin.skipped,
-    )
-
-
 def _tuple(fields: tuple[Field, ...] | None) -> list[Described] | None:
     if fields is None:
         return None
@@ -179,13 +169,6 @@ def _tuple(fields: tuple[Field, ...] | None) -> list[Described] | None:
         present(name=field.name, type=field.type_name, type_oid=field.type_oid) | value_object(field.value)
         for field in fields
     ]
-
-
-def _heartbeat(beat: Heartbeat) -> Described:
-    """`read` and `flushed` are numbers, because the stream does not show whether they are LSNs or CSNs."""
-    lsn = beat.read if beat.lsn is None else beat.lsn
-    body = {"read": beat.read, "flushed": beat.flushed, "timestamp": time_text(beat.newest)}
-    return present(type="heartbeat", lsn=lsn_text(lsn), **body)
 
 
 def _describe_later(message: StreamMessage | PreparedMessage) -> Described:  # noqa: PLR0911  # one return a kind

@@ -263,11 +263,9 @@ def decide(
 def refuse_csn(project: Project) -> None:
     """Raise if the pipeline requires CSN order of a server that provides no CSN with a snapshot."""
     if project.family.order == "csn":
-        raise ServerSettings(
-            "the server has no function pg_export_snapshot_and_csn, so there is no CSN to start from",
-            where=project.family.place,
-            hint="set `source.order: auto` to order the stream by LSN",
-        )
+        text = "the server has no function pg_export_snapshot_and_csn, so there is no CSN to start from"
+        hint = "set `source.order: auto` to order the stream by LSN"
+        raise ServerSettings(text, where=project.family.place, hint=hint)
 
 
 def hole(csns: Iterable[int], base: int) -> int | None:

@@ -128,12 +128,8 @@ class GaussDbIntrospection:
         lag = max(0, self.end(domain) - state.upto)
         by_csn = domain is OrderDomain.CSN
         how_far = f"{lag:,} CSNs" if by_csn else base.size(lag)
-        current_slot = self.slot()
-        retained_text = (
-            f", {base.size(current_slot.retained)} of WAL retained"
-            if current_slot is not None and current_slot.retained is not None
-            else ""
-        )
+        retained = None if (current_slot := self.slot()) is None else current_slot.retained
+        retained_text = "" if retained is None else f", {base.size(retained)} of WAL retained"
         return base.Action(
             base.ActionKind.RESUME,
             slot,
@@ -222,19 +218,14 @@ class GaussDbSlots:
             facts, end = slot.find_slot(session, name), server.current_lsn(session)
             if facts is None:
                 return None
-            by_log = facts.order is OrderDomain.LSN
-            return base.SlotFound(
-                _confirmed_text(facts), decoding.retained_wal_bytes(facts, end), end.value if by_log else None
-            )
+            log_end = end.value if facts.order is OrderDomain.LSN else None
+            return base.SlotFound(_confirmed_text(facts), decoding.retained_wal_bytes(facts, end), log_end)
 
     def inspect(self, name: str, state: Callable[[], StreamCheckpoint | None]) -> base.SlotDetails | None:
         """Everything about one slot; `state`: what bronze has, read after it, because receivers land first."""
         with decoding.session_of(self.project) as session:
-            facts, end, settings = (
-                slot.find_slot(session, name),
-                server.current_lsn(session),
-                server.read_settings(session),
-            )
+            facts, end = slot.find_slot(session, name), server.current_lsn(session)
+            settings = server.read_settings(session)
             if facts is None:
                 return None
             view = self._view(facts, decoding.retained_wal_bytes(facts, end), logged=settings.slots_logged)

@@ -161,9 +161,8 @@ def table_changes(project: Project, session: Session, state: StreamCheckpoint, c
     try:
         chosen = decoding.chosen_tables(project, session)
     except NoTableMatches:  # a table was dropped at the source: its rows are in bronze
-        other = frozenset(
-            table for table in other if str(table) in table_courses and not table_courses[str(table)].waits
-        )
+        followed = {name for name, course in table_courses.items() if not course.waits}
+        other = frozenset(table for table in other if str(table) in followed)
         gone = table_sync.changes_of((), (), existing, table_courses, (), published=False, read=members)
         return TableChanges(waiting=tuple(sorted(other)), left=gone.left, moved=other, dropped=gone.dropped)
     new = {table for table in carried_names.intersection(chosen) if str(table) not in table_courses}
@@ -182,13 +181,9 @@ def check_filters(project: Project, session: Session, state: StreamCheckpoint | 
     """
     if not project.postgres.row_filters:
         return
-    takes, table_courses = (
-        chooses(project.postgres.tables),
-        {} if state is None else courses(control.snapshots(), state.stream),
-    )
-    row_filters = decoding.filters(
-        project, session, [table for table in decoding.in_database(project, session) if takes(table)], table_courses
-    )
+    table_courses = {} if state is None else courses(control.snapshots(), state.stream)
+    captured = list(filter(chooses(project.postgres.tables), decoding.in_database(project, session)))
+    row_filters = decoding.filters(project, session, captured, table_courses)
     if publication.publication_exists(session, project.publication):
         check_filtered(project.publication, decoding.carried_tables(project, session), row_filters)
 
@@ -210,11 +205,9 @@ def settle_tables(
         _alter_publication(project, session, "DROP", table, report)
     failpoint(PUBLICATION_ALTERED)
     for table in sorted(changes.moved):
-        what = (
-            f"publication `{project.publication}` was altered"
-            if decoding.by_publication(project)
-            else "it was renamed or recreated"
-        )
+        what = "it was renamed or recreated"
+        if decoding.by_publication(project):
+            what = f"publication `{project.publication}` was altered"
         report(_connect_event(f"{what}: table {table} is copied again"))
     for table in came if not may else ():
         statement = publication.altering(project.publication, "ADD", table, filters=decoding.declared_filters(project))
@@ -282,19 +275,17 @@ def _alter_publication(
     project: Project, session: Session, verb: str, table: TableName, report: ProgressReporter
 ) -> bool:
     """Alter the publication; False if the server refuses, which is reported with the statement."""
+    name, filters = project.publication, decoding.declared_filters(project)
     try:
-        publication.alter_publication(
-            session, project.publication, verb, table, filters=decoding.declared_filters(project)
-        )
+        publication.alter_publication(session, name, verb, table, filters=filters)
     except TableLocked:
         raise  # not a refusal
     except SourceError as refused:
-        statement = publication.altering(project.publication, verb, table, filters=decoding.declared_filters(project))
-        facts = {"code": refused.code}
-        report(ProgressEvent("warning", f"{refused.message}; its owner can run: {statement}", facts=facts))
+        text = f"{refused.message}; its owner can run: {publication.altering(name, verb, table, filters=filters)}"
+        report(ProgressEvent("warning", text, facts={"code": refused.code}))
         return False
     words = "now publishes" if verb == "ADD" else "no longer publishes"
-    report(_connect_event(f"publication `{project.publication}` {words} {table}"))
+    report(_connect_event(f"publication `{name}` {words} {table}"))
     return True
 
 
@@ -316,9 +307,8 @@ def begin(
     intention = intention_of(project, facts)
     before = _resumable_copy(context, session, facts, timeline, intention)
     ensure_publication(project, session, report)
-    carries = decoding.carried_tables(
-        project, session
-    )  # before the slot begins, so that later changes of the publication are noticed
+    # before the slot begins, so that later changes of the publication are noticed
+    carries = decoding.carried_tables(project, session)
     copied_tables: list[CopiedTable] = []
     two_phase_lsn = None
     if before is None and decoding.needs_two_phase(project):
@@ -364,10 +354,8 @@ def exported_point(
         if context.stop.wait(_LOOK):
             raise Stopped
 
-    tables, options = (
-        [table.table for table in decoding.carried_tables(project, session)],
-        decoding.plugin_options(project),
-    )
+    tables = [table.table for table in decoding.carried_tables(project, session)]
+    options = decoding.plugin_options(project)
     with (
         closing(dial("snapshot")) as reading,
         create_slot_with_snapshot(
@@ -408,19 +396,15 @@ def ensure_publication(project: Project, session: Session, report: ProgressRepor
     if not decoding.by_publication(project):
         return
     check_maker(project, session)
-    name, filtered, conditions = (
-        project.publication,
-        decoding.filters(project, session, chosen),
-        decoding.declared_filters(project),
-    )
+    name, conditions = project.publication, decoding.declared_filters(project)
+    filtered = decoding.filters(project, session, chosen)
     if publication.publication_exists(session, name):
         published_tables = publication.load_published_tables(session, name)
         publication.check_published(name, (p.table for p in published_tables), chosen, conditions)
         check_filtered(name, published_tables, filtered)
         return
-    publication.create_publication(
-        session, name, chosen, conditions, publication.PublicationOwner(project.name, project.slot)
-    )
+    owner = publication.PublicationOwner(project.name, project.slot)
+    publication.create_publication(session, name, chosen, conditions, owner)
     report(ProgressEvent("connect", f"publication `{name}` created for {pluralize(len(chosen), 'table')}"))
 
 
@@ -452,9 +436,8 @@ def _resumable_copy(
         if fits and last_timeline(control, state) == timeline and _same_configuration(state, control):
             return state
         slot.drop_slot(session, project.slot)
-    context.report(
-        ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: starting a new stream")
-    )
+    text = f"the copy of epoch {state.epoch} was not finished: starting a new stream"
+    context.report(ProgressEvent("snapshot", text))
     return None
 
 
@@ -475,8 +458,7 @@ def copy_postgres(
         check_same(project, replication, identify(replication, dial.source), state, context.control)
         session = dial("copy")
         with exported_point(context, session, replication, dial) as exported_slot:
-            context.report(
-                ProgressEvent("snapshot", f"copy as of {exported_slot.consistent}", facts={"epoch": state.epoch})
-            )
+            text = f"copy as of {exported_slot.consistent}"
+            context.report(ProgressEvent("snapshot", text, facts={"epoch": state.epoch}))
             name, chosen = copy_name(state, exported_slot.consistent.value), frozenset(tables)
             return name, copy_some(context, session, dial, exported_slot, chosen.__contains__, name)

@@ -176,13 +176,11 @@ class StreamedTransactions:
     def _commit(self, commit: StreamCommit) -> BufferedTransaction | SpooledTransaction:
         self._require_no_block("a COMMIT")
         if (transaction := self._open.get(commit.xid)) is None:
-            raise OutOfSequence(
-                f"a COMMIT of the streamed transaction {commit.xid}, of which nothing was received", offset=1
-            )
+            text = f"a COMMIT of the streamed transaction {commit.xid}, of which nothing was received"
+            raise OutOfSequence(text, offset=1)
         bounds = bounds_of(commit, commit.xid, transaction.origin)
-        committed = self._under_way.commit_transaction(
-            transaction, bounds, self._under_way.announced.put, self._frames.part
-        )
+        put = self._under_way.announced.put
+        committed = self._under_way.commit_transaction(transaction, bounds, put, self._frames.part)
         del self._open[commit.xid]
         return committed
 

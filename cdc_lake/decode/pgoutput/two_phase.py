@@ -18,7 +18,7 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias, assert_never
 
 import numpy as np
@@ -218,9 +218,7 @@ def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedCont
         raise PreparedDamaged("the head of a prepared transaction's file is damaged", where=where)
     header: dict[str, Any] = json.loads(text)
     prepared = Prepared(header["xid"], header["gid"], header["lsn"], header["end_lsn"], header["at"])
-    announcements = [
-        Announcement(frame_index, base64.b64decode(data), lsn) for frame_index, lsn, data in header["announcements"]
-    ]
+    announcements = [Announcement(index, base64.b64decode(data), lsn) for index, lsn, data in header["announcements"]]
     frames = PreparedFrames(read, len(head) + size, (header["frames"], header["bytes"]), part, where)
     ddl_messages = [base64.b64decode(data) for data in header["told"]]
     # files of versions that stored only messages lack the last two
@@ -244,17 +242,11 @@ class PreparedFrames:
     def __len__(self) -> int:
         return self._count
 
-    def append(self, payload: bytes, lsn: int) -> None:
+    def append(self, *_: object) -> None:
         """Not supported: a prepared transaction is complete."""
         raise NotImplementedError
 
-    def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
-        """Not supported: a prepared transaction is complete."""
-        raise NotImplementedError
-
-    def truncate(self, count: int) -> None:
-        """Not supported: a prepared transaction is complete."""
-        raise NotImplementedError
+    extend = truncate = append
 
     def seal(self) -> None:
         """Does nothing: it is sealed."""

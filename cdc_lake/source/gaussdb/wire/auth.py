@@ -239,21 +239,15 @@ def negotiate_tls(plain: socket.socket, tls: WireTls, host: str, place: str) -> 
     if not offered:
         raise ServerUnreachable("the server closed the connection at once", where=place)
     if offered != b"N":
-        raise StreamProtocol(
-            f"the server answered the TLS request with the byte {offered[0]}",
-            where=place,
-            hint=(
-                "check that a database is listening there; a server without free connections also answers "
-                "like this: in that case retry"
-            ),
+        hint = (
+            "check that a database is listening there; a server without free connections also answers "
+            "like this: in that case retry"
         )
+        raise StreamProtocol(f"the server answered the TLS request with the byte {offered[0]}", where=place, hint=hint)
     if tls.mode == "prefer":
         return plain
-    raise TlsRefused(
-        f"`source.tls.mode` is {tls.mode}, but the server does not encrypt",
-        where=place,
-        hint="turn `ssl` on at the server; use `tls: {mode: disable}` only if the network is trusted",
-    )
+    hint = "turn `ssl` on at the server; use `tls: {mode: disable}` only if the network is trusted"
+    raise TlsRefused(f"`source.tls.mode` is {tls.mode}, but the server does not encrypt", where=place, hint=hint)
 
 
 def _handshake(plain: socket.socket, context: ssl.SSLContext, tls: WireTls, host: str, place: str) -> socket.socket:
@@ -261,11 +255,9 @@ def _handshake(plain: socket.socket, context: ssl.SSLContext, tls: WireTls, host
         return context.wrap_socket(plain, server_hostname=host)
     except ssl.SSLCertVerificationError as wrong:
         which = str(tls.root_cert) if tls.root_cert else "the system's certificate authorities"
-        raise TlsRefused(
-            f"the server's certificate is not accepted: {wrong.verify_message} (trusted: {which})",
-            where=place,
-            hint="set `source.tls.root_cert` to the authority that signed it; verify-full also checks the host name",
-        ) from wrong
+        text = f"the server's certificate is not accepted: {wrong.verify_message} (trusted: {which})"
+        hint = "set `source.tls.root_cert` to the authority that signed it; verify-full also checks the host name"
+        raise TlsRefused(text, where=place, hint=hint) from wrong
     except ssl.SSLError as wrong:
         raise TlsRefused(f"the TLS handshake failed: {wrong.reason or wrong}", where=place) from wrong
     except OSError as broken:
@@ -288,11 +280,9 @@ def _context(tls: WireTls, place: str) -> ssl.SSLContext:
     except OSError as wrong:  # includes ssl.SSLError
         files = ", ".join(str(file) for file in (tls.root_cert, tls.cert, tls.key) if file is not None)
         reason = wrong.reason if isinstance(wrong, ssl.SSLError) else wrong.strerror
-        raise TlsRefused(
-            f"the files of `source.tls` cannot be used: {reason} ({files})",
-            where=place,
-            hint="use PEM files; the key must have no passphrase and must belong to the certificate",
-        ) from wrong
+        text = f"the files of `source.tls` cannot be used: {reason} ({files})"
+        hint = "use PEM files; the key must have no passphrase and must belong to the certificate"
+        raise TlsRefused(text, where=place, hint=hint) from wrong
     return context
 
 
