@@ -118,7 +118,7 @@ def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(
         workload = Workload(conn, seed=seed)
         workload.create_tables()
         workload.run(20)
-        chance, codes = Chance(seed, 40), []
+        chance, codes = Chance(seed, 120), []
 
         def choose(request: Request) -> Fault | None:
             """As Delta and Iceberg require it, and S3 promises it, Spark's listings of silver are current."""
@@ -126,7 +126,7 @@ def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(
             return None if fault is Fault.STALE and "/silver/" in request.query.get("prefix", "") else fault
 
         proxy.choose = choose
-        for _ in range(3):
+        for _ in range(2):
             workload.run(30)
             command = [sys.executable, "-m", "cdc_lake.cli.app", "run", "--once"]
             done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
