@@ -120,10 +120,10 @@ def layouts_of(
     info = frames[0].info
     try:
         descriptions = [_facts(info), *(_facts(frame.info) for frame in frames[1:] if _FACTS in frame.info)]
+        facts = {name: fact for description in descriptions for name, fact in description.items()}
         stored_facts = {
-            TableName.parse(name): GaussDbTableMetadata.from_description(facts)
-            for described_tables in descriptions
-            for name, facts in described_tables.items()
+            TableName.parse(name): GaussDbTableMetadata.from_description(description)
+            for name, description in facts.items()
         }
         tables = frozenset(TableName.parse(str(name)) for name in _list(info.get(_TABLES, [])))
     except (KeyError, TypeError, ValueError) as cause:
