@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from cdc_lake_testing.workload import Workload
 from tests.conftest import Database, drop_database, make_database
 from tests.pipeline_file import pipeline_file
 from tests.seeds import seeds
+from tools import log_store
 
 pytestmark = [pytest.mark.spark, pytest.mark.live]
 
@@ -137,3 +140,11 @@ def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(
         assert faults[Fault.DENIED] + faults[Fault.UNHEARD] > 0
         cdc_lake(file, "run", "--once")
         assert cdc_lake(file, "compare")["verdict"] == "equal"
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="there is no compiler for Java")
+def test_the_log_store_is_what_its_source_compiles_to(spark: Any, tmp_path: Path) -> None:
+    assert spark.version, "its start has brought the classes of Delta"
+    log_store.build(tmp_path / "again.jar")
+    kept, again = (zipfile.ZipFile(jar) for jar in (log_store.JAR, tmp_path / "again.jar"))
+    assert {name: kept.read(name) for name in kept.namelist()} == {name: again.read(name) for name in again.namelist()}
