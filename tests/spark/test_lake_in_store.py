@@ -21,7 +21,7 @@ from cdc_lake_testing.faulty_store import Chance, Fault, FaultyStore, Request, h
 from cdc_lake_testing.object_store import LocalStore
 from cdc_lake_testing.server import EmbeddedServer
 from cdc_lake_testing.workload import Workload
-from tests.conftest import Database, drop_database, make_database
+from tests.conftest import ROOT, Database, drop_database, make_database
 from tests.pipeline_file import pipeline_file
 from tests.seeds import seeds
 from tools import log_store
@@ -140,6 +140,18 @@ def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(
         assert faults[Fault.DENIED] + faults[Fault.UNHEARD] > 0
         cdc_lake(file, "run", "--once")
         assert cdc_lake(file, "compare")["verdict"] == "equal"
+
+
+@pytest.mark.parametrize(("log_store", "loses"), [(None, False), ("io.delta.storage.S3SingleDriverLogStore", True)])
+def test_two_writers_of_a_table_lose_nothing_and_with_deltas_own_log_store_they_do(
+    log_store: str | None, loses: bool
+) -> None:
+    command = [sys.executable, "-m", "tests.store_race", *([] if log_store is None else [log_store])]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    assert bool(found["lost"]) is loses
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="there is no compiler for Java")
