@@ -49,7 +49,7 @@ def race(log_store: str | None) -> dict[str, object]:
             settings["spark.delta.logStore.s3.impl"] = log_store
         options = delta_options(storage_at(store.endpoint))
         write_deltalake(TABLE, pa.table({"n": pa.array([0], pa.int64())}), storage_options=options)
-        with mock.patch.object(spark_session, "secret_settings", lambda _project: settings):
+        with mock.patch.object(spark_session, "secret_settings", return_value=settings):
             spark = spark_session.start(project)
         acknowledged, done = {0}, threading.Event()
 
