@@ -109,12 +109,11 @@ class Sessions:
     def run_each(self, work: Callable[[_T], _R], items: Sequence[_T], label: Callable[[_T], str]) -> list[_R]:
         """The results of `work`, in the order of `items`; `label`: the table of an item. Raises SparkDied."""
         working: set[str] = set()
-        divides = on_cluster(self._spark)
 
         def run_item(item: _T) -> _R:
             if how := death(self._spark):
                 raise SparkDied(how)
-            if divides:  # fairly: the tasks of a small table do not wait for all those of a large one
+            if on_cluster(self._spark):  # fairly: the tasks of a small table do not wait for all those of a large one
                 self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", current_thread().name)
             working.add(label(item))
             result = work(item)
