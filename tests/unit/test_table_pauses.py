@@ -164,6 +164,7 @@ def test_a_table_that_is_paused_stays_before_its_copy_which_it_is_asked_for_firs
     monkeypatch.setattr(table_planner, "prepare", nothing)
     monkeypatch.setattr(spark_sessions, "death", lambda _: None)
     monkeypatch.setattr(spark_sessions, "derive", lambda spark: spark)
+    monkeypatch.setattr(spark_sessions, "on_cluster", lambda _: False)
     project = make_project(tmp_path / "p")
     early, other = (table(f"public.{name}", id="int4") for name in ("early", "other"))
     bronze, control = DeltaBronze(project.bronze, durability="os"), ControlTables(project.control, durability="os")
