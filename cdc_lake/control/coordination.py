@@ -11,7 +11,9 @@ renews it every few seconds; a process that wants it takes it from a holder that
 clock of that process, so clocks of two machines are never compared. Each holder has the next `epoch`.
 
 A lease keeps processes from disturbing each other. It is not what keeps silver right: a suspended holder may continue
-after it was replaced, and each commit is refused if it was planned on a state that is no longer the newest.
+after it was replaced, and each commit is refused if it was planned on a state that is no longer the newest. Rows of
+control tables are not planned on a state: their commits carry the epoch, and none is accepted after one of a later
+epoch (`tables.control_tables`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import AnotherApply, AnotherCopy, LakeError, StateError
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
 from cdc_lake.tables.control_files import ControlFiles, StoredControlFiles
-from cdc_lake.tables.object_store import ObjectStore, object_store
+from cdc_lake.tables.object_store import LEASE, HeldLease, ObjectStore, object_store
 
 _SIZE: Final = 4096  # bytes, a block of a disk
 T = TypeVar("T")
@@ -168,7 +170,7 @@ def _lease(project: Project, name: str, error: type[StateError], words: str) -> 
     address = project.control_address
     if address is None:
         return _locked_file(project.control, f"{name}.lock", error, words)
-    return _held_object(object_store(project), address / "_lease" / f"{name}.json", error, words)
+    return _held_object(object_store(project), address / "_lease", name, error, words)
 
 
 @contextmanager
@@ -189,17 +191,21 @@ def _locked_file(folder: Path, name: str, error: type[StateError], words: str) -
 
 
 @contextmanager
-def _held_object(store: ObjectStore, address: ObjectAddress, error: type[StateError], words: str) -> Iterator[None]:
-    lease = StoreLease(store, address, renew_seconds=RENEW_SECONDS)
+def _held_object(
+    store: ObjectStore, folder: ObjectAddress, name: str, error: type[StateError], words: str
+) -> Iterator[None]:
+    lease = StoreLease(store, folder / f"{name}.json", renew_seconds=RENEW_SECONDS)
     holder = lease.take()
     if holder is not None:
-        raise error(f"{holder} {words}", where=str(address))
+        raise error(f"{holder} {words}", where=str(folder / f"{name}.json"))
     stop = threading.Event()
     renewing = threading.Thread(target=lease.renew_until, args=(stop,), name="lease", daemon=True)
     renewing.start()
+    held = LEASE.set(HeldLease(name, lease.epoch))
     try:
         yield
     finally:
+        LEASE.reset(held)
         stop.set()
         renewing.join()
         lease.release()

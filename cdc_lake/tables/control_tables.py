@@ -10,9 +10,10 @@ earlier time than the last one is recorded directly after it.
 Each span adds a cut, and each cut is a file: tens of thousands a day. The bounds of a file with one row are the values
 of the row, so the index of cuts is read without opening any file.
 
-Leases (one apply per machine, one process that resyncs tables) are file locks that end with their process. They prevent
-two runs from preparing the same span, and give the rows of `quarantine`, which no marker fences, a single writer.
-Silver itself is protected by the markers in its tables; two machines on one lake are refused only by those.
+Leases (one process applies, one resyncs tables) prevent two runs from preparing the same span, and give the rows of
+`quarantine`, which no marker fences, a single writer. A file lock ends with its process. A lease in an object store may
+pass to another machine while its holder is suspended: each commit carries the number of the holder as an application
+transaction, and the one of an earlier holder is refused. Silver itself is protected by the markers in its tables.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.config.project import Project
-from cdc_lake.errors import BronzeNotWritten, ControlNotWritten, LakeError
+from cdc_lake.errors import AnotherApply, AnotherCopy, BronzeNotWritten, ControlNotWritten, LakeError
 from cdc_lake.tables.control_schema import (
     CONTROL_PROPERTY,
     CONTROL_VERSION,
@@ -54,7 +55,7 @@ from cdc_lake.tables.control_schema import (
 )
 from cdc_lake.tables.delta_log import DeltaCommitFailed
 from cdc_lake.tables.delta_storage import DeltaStorage, LocalDeltaStorage, ObjectStoreDeltaStorage
-from cdc_lake.tables.object_store import object_store
+from cdc_lake.tables.object_store import LEASE, object_store
 
 RECORDED: Final = "recorded_at"
 
@@ -233,7 +234,7 @@ class ControlTables:
             data = make_monotonic(data, self._last_recorded((name, *BESIDE[name])))
         self._open.pop(name, None)
         try:
-            place.commit(table, [self._write(name, table, data)], apps=apps, note={}, fenced=False)
+            self._commit(place, table, [self._write(name, table, data)], apps=apps, fenced=False)
         except (DeltaCommitFailed, OSError) as cause:
             raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=place.name) from cause
         self._open[name] = table
@@ -355,13 +356,42 @@ class ControlTables:
         try:
             written = [self._write(name, table, rows)] if rows.num_rows else []
             gone = [RemoveAction(path, True, now, size=0, partition_values={}) for path in files]
-            place.commit(table, [*written, *gone], apps={}, note={})
+            self._commit(place, table, [*written, *gone])
         except (DeltaCommitFailed, OSError) as cause:
             if isinstance(cause, DeltaCommitFailed) and cause.overtaken:
                 return False
             raise ControlNotWritten(f"a change of `{name}` failed and did not land", where=place.name) from cause
         self._open[name] = table
         return True
+
+    def _commit(
+        self,
+        place: DeltaStorage,
+        table: DeltaTable,
+        actions: Sequence[AddAction | RemoveAction],
+        *,
+        apps: Mapping[str, int] | None = None,
+        fenced: bool = True,
+    ) -> None:
+        """Commit under the lease of this thread. Raises AnotherApply or AnotherCopy if a later holder has committed."""
+        lease = LEASE.get()
+        if lease is None:
+            place.commit(table, actions, apps=apps or {}, note={}, fenced=fenced)
+            return
+        app = f"lease:{lease.name}"
+        while True:
+            last = place.ask(lambda: table.transaction_version(app))
+            if last is not None and last > lease.epoch:
+                error = AnotherApply if lease.name == "apply" else AnotherCopy
+                raise error("another process has replaced this one as holder of the lease", where=place.name)
+            try:
+                place.commit(table, actions, apps={**(apps or {}), app: lease.epoch}, note={})
+            except DeltaCommitFailed as refused:
+                if fenced or not refused.overtaken:
+                    raise
+                place.refresh(table)
+            else:
+                return
 
     def _last_recorded(self, names: Sequence[ControlName]) -> pa.Scalar:
         """The time of the newest row of some tables; null if there are none."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _APP = "spark.databricks.delta.write.txnAppId"
-_PLANNED = "spark.databricks.delta.commitInfo.userMetadata"
+_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 
 
@@ -177,16 +177,17 @@ class DeltaSilver:
     def _marked(self, stream: str, base: Marker, generation: int, position: int) -> Iterator[None]:
         """Let the commit of the one statement inside carry the marker."""
         conf = self._spark.conf
-        conf.set(_APP, silver_table.app_id(stream, self._target, generation))
+        app = silver_table.app_id(stream, self._target, generation)
+        conf.set(_APP, app)
         conf.set(_VERSION, str(position))
-        conf.set(_PLANNED, silver_table.planned_for(base.position))
+        conf.set(_NOTE, silver_table.commit_note(app, position, base))
         try:
             with self._rivals_refused():
                 yield
         finally:
             conf.unset(_APP)
             conf.unset(_VERSION)
-            conf.unset(_PLANNED)
+            conf.unset(_NOTE)
 
     def _committed_version(self, stream: str, generation: int, position: int) -> int:
         """The version that was just committed. Raises ConcurrentModification if Delta skipped the statement."""

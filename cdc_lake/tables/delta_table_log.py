@@ -337,7 +337,7 @@ class _Entry:
     operation: str
     is_own: bool
     position: int | None
-    planned_for: str | None
+    planned_for: tuple[int | None] | None
     changes: bool
     files: tuple[tuple[tuple[str, str], int], ...]
 
@@ -349,7 +349,10 @@ def _parse_entry(version: int, text: str, writers: tuple[str, ...]) -> _Entry:
     files: dict[tuple[str, str], int] = {}
     for action in json_lines(text):
         information, mark = action.get("commitInfo", {}), action.get("txn", {})
-        operation, plan = information.get("operation", operation), information.get("userMetadata", plan)
+        operation, plan = (
+            information.get("operation", operation),
+            planned_for(information.get("userMetadata") or "") or plan,
+        )
         if (app := mark.get("appId", "")).startswith(writers):
             is_own, position = True, mark["version"] if app.startswith(writers[0]) else position
         for kind, step in (("add", 1), ("remove", -1)):
@@ -363,7 +366,7 @@ def _out_of_turn(entries: Sequence[_Entry]) -> ForeignCommit | None:
     """The newest of our commits, newest first, that followed another watermark than the one it was planned for."""
     own = [entry for entry in entries if entry.position is not None]
     for later, earlier in pairwise(own):
-        if later.planned_for not in (None, planned_for(earlier.position)):
+        if later.planned_for not in (None, (earlier.position,)):
             text = (
                 f"version {later.version} was planned before version {earlier.version}, which another apply process "
                 "committed"

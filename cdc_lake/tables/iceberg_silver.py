@@ -25,8 +25,9 @@ from cdc_lake.observability.failpoints import BRANCH_WRITTEN, LAYOUT_BEGUN, LAYO
 from cdc_lake.tables import schema_evolution, silver_table
 from cdc_lake.tables.catalog import catalog_address, check_catalog, open_catalog, reaching
 from cdc_lake.tables.iceberg_table_log import IcebergTableLog, iceberg_table
+from cdc_lake.tables.object_store import LEASE
 from cdc_lake.tables.schema_evolution import ChangeType, Progress, SchemaChange
-from cdc_lake.tables.silver_table import APP_PROPERTY, POSITION_PROPERTY, Marker, Statement
+from cdc_lake.tables.silver_table import APP_PROPERTY, EPOCH_PROPERTY, POSITION_PROPERTY, Marker, Statement
 from cdc_lake.tables.spark_session import materialize, temp_view
 from cdc_lake.tables.types import SilverColumn, literal, properties_sql, quote_identifier
 
@@ -290,11 +291,13 @@ class IcebergSilver:
         else:
             conf.set(_PROPERTY + POSITION_PROPERTY, str(position))
             conf.set(_PROPERTY + APP_PROPERTY, silver_table.app_id(stream, self._target, generation))
+        if (lease := LEASE.get()) is not None:
+            conf.set(_PROPERTY + EPOCH_PROPERTY, str(lease.epoch))
         try:
             yield
         finally:
-            conf.unset(_PROPERTY + POSITION_PROPERTY)
-            conf.unset(_PROPERTY + APP_PROPERTY)
+            for name in (POSITION_PROPERTY, APP_PROPERTY, EPOCH_PROPERTY):
+                conf.unset(_PROPERTY + name)
 
     def _published_version(self, stream: str, generation: int, position: int | None) -> int:
         """The version that was just published."""

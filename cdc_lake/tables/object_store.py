@@ -15,8 +15,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -31,6 +33,18 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """A lease in an object store (`control.coordination`), and the number of its holder."""
+
+    name: str
+    epoch: int
+
+
+LEASE: Final[ContextVar[HeldLease | None]] = ContextVar("lease", default=None)
+"""The lease under which this thread works, which its commits carry."""
 
 _OF_ARROW = "AWS Error"
 """Text in Arrow's errors of a store, but not of a disk."""

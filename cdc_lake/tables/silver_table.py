@@ -22,8 +22,10 @@ commit names the stream. A table with rows and without either was written by som
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
@@ -32,6 +34,7 @@ import pyarrow as pa
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.silver_tables import PROPERTY, Partition
 from cdc_lake.tables.files import grouped
+from cdc_lake.tables.object_store import LEASE
 from cdc_lake.tables.types import SilverColumn, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
@@ -41,11 +44,14 @@ if TYPE_CHECKING:
 FIRST = 1
 """The generation of a stream's first content."""
 
+_FORMER_NOTE: Final = re.compile(r"cdc_lake: planned for (?:no watermark|(\d+))")  # before version 0.5
+
 GENERATION_PROPERTY = "cdc_lake.generation"
 """Property of a Delta table whose content is not the first."""
 
 POSITION_PROPERTY = "cdc-lake.position"
 APP_PROPERTY = "cdc-lake.app"
+EPOCH_PROPERTY = "cdc-lake.epoch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +83,23 @@ def written_by(stream: str, target: Target) -> str:
     return f"cdc_lake:{stream}:{target.label}:"
 
 
-def planned_for(position: int | None) -> str:
-    """Note in a commit to a Delta table: the watermark for which it was planned."""
-    return f"cdc_lake: planned for {'no watermark' if position is None else position}"
+def commit_note(app: str, position: int, base: Marker) -> str:
+    """Metadata of a commit to a Delta table: its marker, the watermark for which it was planned, and the number of the
+    holder of the lease under which it was made.
+    """
+    note = {"app": app, "position": position, "planned_for": base.position}
+    lease = LEASE.get()
+    return json.dumps({"cdc_lake": note if lease is None else {**note, "epoch": lease.epoch}})
+
+
+def planned_for(note: str) -> tuple[int | None] | None:
+    """The watermark for which a commit with this metadata was planned; None if it does not say."""
+    if former := _FORMER_NOTE.fullmatch(note):
+        return (None if former[1] is None else int(former[1]),)
+    with suppress(ValueError, KeyError, TypeError):  # metadata of another program
+        planned = json.loads(note)["cdc_lake"]["planned_for"]
+        return (None if planned is None else int(planned),)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 
 from cdc_lake.config.model import ObjectAddress
@@ -17,6 +20,8 @@ from cdc_lake.config.project import Project
 from cdc_lake.control import coordination
 from cdc_lake.control.coordination import StoreLease, apply_lease
 from cdc_lake.errors import AnotherApply, StoreUnfenced
+from cdc_lake.tables.control_schema import RunRow
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake_testing.faulty_store import Fault, FaultyStore
 from cdc_lake_testing.object_store import LocalStore, storage_at
@@ -116,6 +121,38 @@ def test_a_store_that_cannot_keep_a_lease_is_refused(store: LocalStore) -> None:
         there = ObjectStore(storage_at(proxy.endpoint))
         with pytest.raises(StoreUnfenced):
             StoreLease(there, ObjectAddress("leases", "unfenced"), renew_seconds=1).take()
+
+
+def test_rows_of_a_holder_that_was_replaced_are_refused(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was suspended for longer than the lease allows, and does not know yet."""
+    storage = {**storage_at(store.endpoint).model_dump(), "access_key_id": "kit", "secret_access_key": "kit-secret"}
+    project = make_project(tmp_path, lake={"control": f"s3://leases/{tmp_path.name}", "storage": storage})
+    first, reader = control_tables(project), control_tables(project)
+    monkeypatch.setattr(coordination, "RENEW_SECONDS", 0.2)
+    monkeypatch.setattr(StoreLease, "renew_until", lambda _, stop: stop.wait())
+    monkeypatch.setattr(coordination, "_system", lambda: "a machine")
+    with apply_lease(project):
+        first.record(run_row("before"))
+        monkeypatch.setattr(coordination, "_system", lambda: "another machine")
+        with concurrent.futures.ThreadPoolExecutor(1) as another:
+            another.submit(_record_under_lease, project, "between").result()
+        with pytest.raises(AnotherApply, match="replaced"):
+            first.record(run_row("after"))
+        with pytest.raises(AnotherApply, match="replaced"):
+            first.delete("runs", pc.field("run") == "before")
+    first.record(run_row("without a lease"))
+    assert set(reader.read("runs")["run"].to_pylist()) == {"before", "between", "without a lease"}
+
+
+def _record_under_lease(project: Project, run: str) -> None:
+    with apply_lease(project):
+        control_tables(project).record(run_row(run))
+
+
+def run_row(run: str) -> RunRow:
+    return RunRow(run, "apply", datetime.now(UTC), None, "running", "{}")
 
 
 def test_of_many_that_want_a_lease_at_once_one_has_it(store: LocalStore) -> None:

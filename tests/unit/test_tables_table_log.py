@@ -13,8 +13,9 @@ from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import table_states
 from cdc_lake.errors import SilverMissing
 from cdc_lake.tables.iceberg_table_log import iceberg_table
+from cdc_lake.tables.object_store import LEASE, HeldLease
 from cdc_lake.tables.open_silver_table import table_log
-from cdc_lake.tables.silver_table import FIRST, ForeignCommit, Marker, app_id, planned_for
+from cdc_lake.tables.silver_table import FIRST, ForeignCommit, Marker, app_id, commit_note, planned_for
 from tests.silver_commits import FORMATS, STREAM, make, write
 
 
@@ -110,15 +111,30 @@ def test_files_put_together_and_properties_are_no_change(tmp_path: Path) -> None
     assert table.found() is None
 
 
+def test_the_metadata_of_a_commit_says_for_which_watermark_it_was_planned() -> None:
+    assert planned_for(commit_note("app", 7, Marker(5, 1))) == (5,)
+    assert planned_for(commit_note("app", 7, Marker(None, None))) == (None,)
+    held = LEASE.set(HeldLease("apply", 3))
+    try:
+        assert json.loads(commit_note("app", 7, Marker(5, 1)))["cdc_lake"]["epoch"] == 3
+    finally:
+        LEASE.reset(held)
+    assert planned_for("cdc_lake: planned for 5") == (5,)
+    assert planned_for("cdc_lake: planned for no watermark") == (None,)
+    for other in ("", "null", "5", "[]", '{"cdc_lake": 1}', '{"cdc_lake": {}}', '{"cdc_lake": {"planned_for": "x"}}'):
+        assert planned_for(other) is None
+
+
 @pytest.mark.parametrize("listed", [0, 1, 2])
+@pytest.mark.parametrize("note", [commit_note("", 0, Marker(110, 1)), "cdc_lake: planned for 110"])
 def test_a_commit_that_was_planned_before_another_appliers_is_told_from_those_in_turn(
-    tmp_path: Path, listed: int
+    tmp_path: Path, listed: int, note: str
 ) -> None:
     table = Table(tmp_path, "delta")
-    table.versions.append(table.ours(120, planned=planned_for(110)))
+    table.versions.append(table.ours(120, planned=note))
     table.delta().optimize.compact()
     assert table.found(table.versions[listed]) is None
-    table.ours(130, planned=planned_for(110))
+    table.ours(130, planned=note)
     found = table.found(table.versions[listed])
     assert found is not None
     assert not found.put_back

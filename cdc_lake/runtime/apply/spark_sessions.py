@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from threading import current_thread
 from types import TracebackType
@@ -122,7 +123,8 @@ class Sessions:
             return result
 
         self._lives.working = working
-        results = list(self._pool.map(run_item, items))
+        contexts = [copy_context() for _ in items]  # with the lease of this thread
+        results = list(self._pool.map(lambda context, item: context.run(run_item, item), contexts, items))
         if how := death(self._spark):
             raise SparkDied(how)
         return results
