@@ -14,7 +14,11 @@ PYTEST  = $(COMPILE) $(BIN)/pytest --numprocesses 3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-faults test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
+# Tests of a lake in an object store: those of the libraries' settings, tables and leases, then Spark with two other machines.
+STORE_TESTS = tests/unit/test_store_options.py tests/unit/test_lease.py tests/unit/test_bronze_object_store.py \
+  tests/live/test_receive_object_store.py tests/spark/test_lake_in_store.py
+
+.PHONY: help demo test test-fast test-faults test-store test-cluster test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -30,6 +34,12 @@ test-fast: $(VENV)/.dev ## tests without Spark
 
 test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, with what they counted
 	@$(COMPILE) $(BIN)/python -m tests.reliability --small
+
+test-store: $(VENV)/spark.jsa ## a lake in an S3 store: contract, leases, faults of the store, other machines, two writers of one table
+	@$(PYTEST) $(STORE_TESTS)
+
+test-cluster: $(VENV)/spark.jsa ## a Spark cluster whose executors do not see the driver's disk; executors and drivers are killed
+	@$(PYTEST) tests/spark/test_spark_cluster.py
 
 # Tests of promises run by themselves, one after the other but where their promise says otherwise: some assert what they
 # take, which is theirs alone only so. Some tests of Spark have more seeds and longer ones with a greater budget: at ten

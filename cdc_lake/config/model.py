@@ -434,6 +434,9 @@ class Spark(Section):
     master: Text | None = None
     """Cluster that runs the tasks: `spark://host:7077`, `yarn`, `k8s://https://…`; by default, the cores of this
     machine. The lake must be in an object store. With `spark-submit`, its `--master` counts."""
+    packages: list[Text] | None = None
+    """Maven coordinates of the JAR files that Spark loads; by default, those that the pipeline needs. `[]`: none,
+    because the image of driver and executors contains them."""
     conf: dict[str, SecretStr] = {}  # noqa: RUF012  # pydantic copies defaults
     """Additional settings of Spark, for example `spark.executor.memory: 8g`; their values are never shown."""
 

@@ -349,10 +349,8 @@ def _parse_entry(version: int, text: str, writers: tuple[str, ...]) -> _Entry:
     files: dict[tuple[str, str], int] = {}
     for action in json_lines(text):
         information, mark = action.get("commitInfo", {}), action.get("txn", {})
-        operation, plan = (
-            information.get("operation", operation),
-            planned_for(information.get("userMetadata") or "") or plan,
-        )
+        operation = information.get("operation", operation)
+        plan = planned_for(information.get("userMetadata") or "") or plan
         if (app := mark.get("appId", "")).startswith(writers):
             is_own, position = True, mark["version"] if app.startswith(writers[0]) else position
         for kind, step in (("add", 1), ("remove", -1)):

@@ -101,6 +101,12 @@ STACK = "-Xss8m"
 Memory is allocated only as far as a thread uses it.
 """
 
+EXTENSIONS: Final = (
+    "io.delta.sql.DeltaSparkSessionExtension",
+    "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+)
+STORE_CLASS: Final = "cdc_lake.ConditionalPutLogStore"
+
 _OF_SUBMIT = ("spark.driver.extraJavaOptions", "spark.driver.memory", "spark.jars.packages", "spark.master")
 """What `spark-submit` has decided before this program begins."""
 
@@ -165,8 +171,28 @@ def start(project: Project, given: SparkSession | None = None, *, log: Path | No
             spark = builder.getOrCreate()
         except Exception as cause:
             raise SparkNotStarted(f"Spark did not start; its output is in {log}") from cause
+    if submitted:
+        _require_jars(spark, project)
     _settle_jvm(spark)
     return _reaching(apply_settings(spark), project)
+
+
+def _require_jars(spark: SparkSession, project: Project) -> None:
+    """Raise SparkNotStarted if `spark-submit` was not given the jars: Spark ignores missing extensions."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark
+
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
+    assert jvm is not None, "it was just started"
+    in_store = project.pipeline.lake.storage is not None
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    for name in (*EXTENSIONS, *([STORE_CLASS] if in_store else [])):
+        try:
+            loader.loadClass(name)
+        except Py4JJavaError as cause:
+            spark.stop()
+            given = f"--packages {','.join(packages_of(project))}{f' --jars {LOG_STORE}' if in_store else ''}"
+            message = f"`spark-submit` was not given the JAR file of {name}"
+            raise SparkNotStarted(message, hint=f"add `{given}` to `spark-submit`") from cause
 
 
 def _reaching(spark: SparkSession, project: Project) -> SparkSession:
@@ -276,8 +302,7 @@ def static_settings(project: Project) -> dict[str, str]:
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
         "spark.jars.packages": ",".join(packages_of(project)),
         "spark.jars.excludes": ",".join(EXCLUDES),
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
-        "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.extensions": ",".join(EXTENSIONS),
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.warehouse.dir": str(project.lake / "spark"),
         # By default Python workers run `python3` from PATH instead of this environment (seen).
@@ -309,7 +334,9 @@ def _master_settings(project: Project) -> dict[str, str]:
 
 
 def packages_of(project: Project) -> list[str]:
-    """The Maven coordinates of the jars that a pipeline needs."""
+    """The Maven coordinates of the jars that a pipeline names or, by default, needs."""
+    if (given := project.pipeline.spark.packages) is not None:
+        return given
     of_store = () if project.pipeline.lake.storage is None else STORE_PACKAGES
     return [*PACKAGES, *catalog_packages(project), *of_store]
 
@@ -319,7 +346,7 @@ def secret_settings(project: Project) -> dict[str, str]:
     given = {name: value.get_secret_value() for name, value in project.pipeline.spark.conf.items()}
     if (storage := project.pipeline.lake.storage) is None:
         return {**given, **catalog_settings(project)}
-    settings = {"spark.jars": str(LOG_STORE), "spark.delta.logStore.s3.impl": "cdc_lake.ConditionalPutLogStore"}
+    settings = {"spark.jars": str(LOG_STORE), "spark.delta.logStore.s3.impl": STORE_CLASS}
     return {**given, **catalog_settings(project), **hadoop_settings(storage), **settings}
 
 

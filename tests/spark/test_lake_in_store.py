@@ -107,6 +107,15 @@ def test_what_one_machine_began_another_one_continues_and_a_third_one_compares(
     assert compared["verdict"] == "equal but for quarantined keys", compared
     project = load_project(third)
     assert (rows(project, "books"), rows(project, "loans")) == (100, 100)
+    cdc_lake(third, "rebuild", "public.books")
+    cdc_lake(third, "maintain")
+    with database.connect() as conn:
+        conn.execute("DELETE FROM books WHERE id = 101")
+    cdc_lake(first, "run", "--once")
+    assert cdc_lake(third, "compare")["verdict"] == "equal"
+    report = cdc_lake(third, "report")
+    assert Path(report["html"]).is_relative_to(third.parent), report
+    assert {table["state"] for table in cdc_lake(third, "status")["tables"]} == {"active"}
     left = {path.suffix for file in machines for path in file.parent.rglob("*") if path.is_file()}
     assert not left & {".parquet", ".avro", ".crc", ".db"}, left
 

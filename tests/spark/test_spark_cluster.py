@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from cdc_lake_testing.object_store import LocalStore
 from cdc_lake_testing.spark_cluster import SparkCluster
-from tests.conftest import Database
+from tests.conftest import ROOT, Database
 from tests.pipeline_file import pipeline_file
 from tests.spark.test_lake_in_store import LAKE, SILVER, catalog, cdc_lake
 
@@ -84,11 +85,31 @@ def until_executors(cluster: SparkCluster) -> list[int]:
     return found
 
 
-def test_executors_need_nothing_of_the_drivers_disk(database: Database, files: list[Path]) -> None:
+def submitted(file: Path, cluster: SparkCluster, *jars: str) -> subprocess.CompletedProcess[str]:
+    """A program that applies the pipeline once, started by `spark-submit`."""
+    program = file.parent / "apply.py"
+    program.write_text(f"from cdc_lake import Pipeline\n\nPipeline.load({str(file)!r}).run_once()\n")
+    settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.cores.max": "2"}
+    words = [f"--conf={name}={value}" for name, value in settings.items()]
+    command = [str(Path(sys.executable).with_name("spark-submit")), "--master", cluster.master, *words, *jars]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    environment.pop("PYSPARK_SUBMIT_ARGS", None)
+    started = [*command, "--executor-memory", "768m", str(program)]
+    return subprocess.run(started, cwd=file.parent, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_executors_need_nothing_of_the_drivers_disk(
+    database: Database, files: list[Path], cluster: SparkCluster
+) -> None:
     cdc_lake(files[0], "run", "--once")
     change(database)
-    cdc_lake(files[0], "run", "--once")
-    assert cdc_lake(files[0], "compare")["verdict"] == "equal"
+    refused = submitted(files[1], cluster)
+    assert refused.returncode != 0
+    hint = re.search(r"add `--packages (\S+) --jars (\S+)` to `spark-submit`", refused.stdout + refused.stderr)
+    assert hint is not None, refused.stderr
+    done = submitted(files[1], cluster, "--packages", hint[1], "--jars", hint[2])
+    assert done.returncode == 0, done.stderr
+    assert cdc_lake(files[2], "compare")["verdict"] == "equal"
 
 
 def test_executors_and_drivers_that_die_lose_nothing(
