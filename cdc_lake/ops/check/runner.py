@@ -94,9 +94,7 @@ def _spark() -> CheckLine:
 def _jars(project: Project) -> Iterator[CheckLine]:
     packages = packages_of(project)
     if not packages:
-        yield CheckLine(
-            ok=True, subject="jars", text="expected in the image of the executors (`spark.packages`)"
-        )
+        yield CheckLine(ok=True, subject="jars", text="expected in the image of the executors (`spark.packages`)")
         return
     missing = [package for package in packages if not _have(package)]
     if missing:
