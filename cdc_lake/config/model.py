@@ -406,9 +406,11 @@ class Apply(Section):
     """The loop from bronze to silver."""
 
     span_rows: Count = 500_000
-    """Number of changes after which a span is closed, at a transaction boundary."""
+    """Number of changes after which a span is closed, at a transaction boundary; on a cluster, by default, for each two
+    cores, up to eight times as many."""
     span_bytes: Bytes = 128 << 20
-    """Bytes of changes, as received, after which a span is closed, at a transaction boundary."""
+    """Bytes of changes, as received, after which a span is closed, at a transaction boundary; on a cluster as for
+    `span_rows`."""
     merge_on_read: Literal["auto", "never"] = "auto"
     """Whether changes to a large silver table mark rows as deleted (deletion vectors on Delta, position deletes on
     Iceberg) instead of rewriting files. `never`: for readers that do not support such marks; a table keeps those it

@@ -267,6 +267,11 @@ def on_cluster(spark: SparkSession) -> bool:
     return not is_local(str(spark.conf.get("spark.master", "")))
 
 
+def cluster_cores(spark: SparkSession) -> int | None:
+    """The cores of the executors that are there now, None if tasks run on this machine."""
+    return spark.sparkContext.defaultParallelism if on_cluster(spark) else None
+
+
 def materialize(frame: DataFrame, *, large: bool = False) -> DataFrame:
     """A frame that is computed only once: on a cluster it survives the loss of executors. `large`: it is computed when
     it is first used, and does not stay in memory.

@@ -92,10 +92,20 @@ def _commits(transactions: Sequence[Transaction], dice: random.Random) -> Iterat
 def _in_memory(silver: Silver, bronze: MemoryBronze, control: MemoryControl) -> Iterator[None]:
     """The walk over these instead of over files and Spark."""
     reads = {"bronze_reader": lambda _: bronze, "control_tables": lambda _: control}
+    no_cluster = lambda _: None  # noqa: E731
     of_silver = {name: getattr(silver, name) for name in ("table_log", "outline", "prepare", "merge")}
     with ExitStack() as patched:
         for module, given in (
-            (span_loop, {**reads, "ResyncSwapper": Nothing, "Keeper": Nothing, "JudgingClock": Nothing}),
+            (
+                span_loop,
+                {
+                    **reads,
+                    "ResyncSwapper": Nothing,
+                    "Keeper": Nothing,
+                    "JudgingClock": Nothing,
+                    "cluster_cores": no_cluster,
+                },
+            ),
             (
                 table_planner,
                 {**reads, **of_silver, "span_partitioner": Nothing, "Sessions": Alone},

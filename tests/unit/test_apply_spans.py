@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.merge import choose, fits, round_bounds
 from cdc_lake.runtime.apply.rule_gate import SpanProfile
 from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.apply.span_planning import span_limits
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.layout_mapping import make_shape
 from cdc_lake.tables.catalog import catalog_address, open_catalog
@@ -51,6 +53,16 @@ def project(root: Path, fmt: str, **apply: Any) -> Project:
         root / "shop.yaml",
         root,
     )
+
+
+def test_a_span_grows_with_the_cores_of_a_cluster_and_not_beyond_what_the_pipeline_file_says(tmp_path: Path) -> None:
+    default = project(tmp_path, "delta").pipeline.apply
+    assert span_limits(default, None) == default
+    for cores, factor in ((0, 1), (2, 1), (5, 2), (8, 4), (1000, 8)):
+        limits = span_limits(default, cores)
+        assert (limits.span_rows, limits.span_bytes) == (factor * default.span_rows, factor * default.span_bytes)
+    given = project(tmp_path, "delta", span_rows=500_000).pipeline.apply
+    assert span_limits(given, 8) == given.model_copy(update={"span_bytes": 4 * default.span_bytes})
 
 
 def silver(root: Path, fmt: str) -> tuple[Project, Target, Put]:
@@ -188,7 +200,8 @@ def spans(root: Path, sizes: list[tuple[int, int]], **apply: Any) -> list[int]:
         rows = tuple(Insert(T, (str(n), "x" * text)) for n in range(changes))
         bronze.append([raw_transaction(Transaction(boundaries(100 + 10 * number), rows))])
     top, position, found = 100 + 10 * len(sizes), 10, []
-    advance: Any = SpanLoop(project, None, silent)  # type: ignore[arg-type] # choosing a span needs no Spark
+    local: Any = SimpleNamespace(conf={"spark.master": "local"})  # choosing a span needs nothing else of Spark
+    advance: Any = SpanLoop(project, local, silent)
     while commits := advance._next_transactions(state, Span(1, position, top)):
         found.append(len(commits))
         position = commits[-1].position

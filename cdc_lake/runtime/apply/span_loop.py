@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Self
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import CommitRow
+from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.open_stream import backlog
 from cdc_lake.control.cuts import (
@@ -46,7 +47,7 @@ from cdc_lake.observability.events import ProgressEvent, ProgressReporter, of_ru
 from cdc_lake.observability.failpoints import ALL_MERGED, CUT_WRITTEN, failpoint
 from cdc_lake.runtime.apply.merge import ApplyTotals
 from cdc_lake.runtime.apply.resync_swap import ResyncSwapper
-from cdc_lake.runtime.apply.span_planning import SpanPlan, TableTask, next_span, parts_of
+from cdc_lake.runtime.apply.span_planning import SpanPlan, TableTask, next_span, parts_of, span_limits
 from cdc_lake.runtime.apply.spark_sessions import SparkLives
 from cdc_lake.runtime.apply.table_planner import Load, TablePlanner
 from cdc_lake.runtime.apply.table_span import stopped_by_rule
@@ -55,6 +56,7 @@ from cdc_lake.source.base import domain_of, format_stream_position
 from cdc_lake.tables.control_schema import new_run
 from cdc_lake.tables.control_tables import ControlTables, control_tables
 from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.spark_session import cluster_cores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,6 +134,7 @@ class SpanLoop:
         self._waiting: str | None = None
         self._verified = False
         self._project = project
+        self._spark = spark
         self._run = new_run()
         self._report = report = of_run(self._run, report)
         self._bronze = bronze_reader(project)
@@ -218,7 +221,7 @@ class SpanLoop:
     def _next_transactions(self, state: StreamCheckpoint, ahead: Span) -> list[CommitRow]:
         """The transactions of the next span, empty if there are none. Raises TransactionUndecoded."""
         commits = self._bronze.commits_in_turn(ahead)
-        span_commits, stuck = next_span(commits, self._project.pipeline.apply)
+        span_commits, stuck = next_span(commits, self._limits)
         if stuck is not None:
             error = undecoded_error(state.stream, stuck)
             if not self._waits:
@@ -227,6 +230,11 @@ class SpanLoop:
                 self._report(ProgressEvent("apply", f"silver waits: {error.message}", facts={"code": error.code}))
             self._waiting = error.message
         return span_commits
+
+    @property
+    def _limits(self) -> Apply:
+        """Limits of a span on the cores that the cluster has now."""
+        return span_limits(self._project.pipeline.apply, cluster_cores(self._spark))
 
     def _has_other_work(self, state: StreamCheckpoint, ahead: Span, *, marked: bool) -> bool:
         """Whether a span without transactions has repaired rows or decisions on quarantined changes, or ends where a
@@ -326,9 +334,9 @@ class SpanLoop:
         """Limit a table's catching up to what one span takes."""
         if task.snapshot:
             return task
-        bounds, relation = self._project.pipeline.apply, str(task.target.source)
+        relation = str(task.target.source)
         commits = (commit for commit in self._bronze.commits_in_turn(task.span) if relation in commit.counts)
-        parts = parts_of(commits, relation, task.span, bounds)
+        parts = parts_of(commits, relation, task.span, self._limits)
         first = next(parts, None)
         return task if first is None or next(parts, None) is None else task.end_before(first.span.upto + 1)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import Final
 
 import pyarrow.compute as pc
 
@@ -300,6 +301,18 @@ def parts_of(commits: Iterable[CommitRow], relation: str, ahead: Span, bounds: A
         rows, size, end = rows + changes, size + commit.size, commit.position
     if rows:
         yield Part(Span(ahead.epoch, after, end), size)
+
+
+_LARGEST: Final = 8  # times the default, so that the summary of a span's changes fits the driver
+
+
+def span_limits(settings: Apply, cores: int | None) -> Apply:
+    """The settings, with limits of a span that suit a cluster of so many cores if the pipeline file has none."""
+    if cores is None:
+        return settings
+    factor = min(_LARGEST, max(1, cores // 2))
+    defaults = {"span_rows", "span_bytes"} - settings.model_fields_set
+    return settings.model_copy(update={name: getattr(settings, name) * factor for name in defaults})
 
 
 def next_span(ahead: Iterable[CommitRow], bounds: Apply) -> tuple[list[CommitRow], CommitRow | None]:
