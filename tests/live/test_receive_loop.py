@@ -47,6 +47,7 @@ from cdc_lake_testing.workload import SHAPES, Workload
 from tests.bronze_replay import bronze_rows, tables_from_bronze
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.mistakes import kept
+from tests.pipeline_file import lake_section
 
 pytestmark = pytest.mark.live
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -59,6 +60,7 @@ def project_of(database: Database, root: Path, **changes: Any) -> Project:
         "source": database.source,
         "snapshot": {"chunk_rows": 37},
         "bronze": {"batch": {"max_transactions": 20, "max_delay": "20 ms"}, "durability": "os"},
+        **lake_section(root),
     }
     for section, values in changes.items():
         document[section] = {**document.get(section, {}), **values}  # type: ignore[dict-item]
