@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from deltalake import DeltaTable
-
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import SilverMissing
@@ -50,8 +48,8 @@ def _markers(project: Project, target: Target, stream: str) -> list[Marker]:
 
 def _versions(project: Project, target: Target) -> list[int]:
     if target.format == "delta":
-        folder = str(project.silver_path(target))
-        return list(range(DeltaTable(folder).version() + 1)) if DeltaTable.is_deltatable(folder) else []
+        newest = table_log(project, target).version()
+        return [] if newest is None else list(range(newest + 1))
     table = iceberg_table(project, target)
     return [] if table is None else [entry.snapshot_id for entry in table.history()]
 

@@ -55,7 +55,7 @@ def lake_section(root: Path) -> dict[str, Any]:
 def make_project(root: Path, name: str = "shop", **sections: Any) -> Project:
     """A project of which nothing is on disk, on a PostgreSQL that nobody asks."""
     source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    values = {"version": 1, "pipeline": name, "source": source, **sections}
+    values = {"version": 1, "pipeline": name, "source": source, **lake_section(root), **sections}
     root.mkdir(parents=True, exist_ok=True)
     return Project(Pipeline.model_validate(values), root / "shop.yaml", root)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from cdc_lake.config.project import Project
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.catalog import catalog_address, open_catalog
-from cdc_lake.tables.silver_table import APP_PROPERTY, GENERATION_PROPERTY, POSITION_PROPERTY
+from cdc_lake.tables.iceberg_table_log import iceberg_table
+from cdc_lake.tables.object_store import object_store
+from cdc_lake.tables.silver_table import APP_PROPERTY, GENERATION_PROPERTY, POSITION_PROPERTY, table_ref
 from tests.pipeline_file import make_project
 
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -22,6 +26,25 @@ STREAM = "postgres:7:slot"
 def make(root: Path, fmt: str) -> tuple[Project, Any]:
     project = make_project(root, silver={"defaults": {"format": fmt}})
     return project, project.target(TableName("public", "t"))
+
+
+def silver_files(project: Project, name: TableName) -> tuple[list[str], pafs.FileSystem]:
+    """The Parquet files below a silver table that are not of its log, and where they are."""
+    target = project.target(name)
+    if target.format == "delta":
+        place = table_ref(project, target).address
+    else:
+        table = iceberg_table(project, target)
+        place = None if table is None else table.location()
+    if project.lake_address is None:
+        filesystem: pafs.FileSystem = pafs.LocalFileSystem()
+    else:
+        filesystem = object_store(project).filesystem
+    if place is None:
+        return [], filesystem
+    folder = pafs.FileSelector(re.sub(r"^(file|s3)://", "", place), recursive=True, allow_not_found=True)
+    found = sorted(info.path for info in filesystem.get_file_info(folder) if info.extension == "parquet")
+    return [path for path in found if "/_delta_log/" not in path], filesystem
 
 
 def write(project: Project, target: Any, app: str | None, position: int = 0, planned: str | None = None) -> int:
