@@ -205,6 +205,8 @@ def of_a_seed(names: Iterable[str], nth: int) -> list[str]:
 @FORMATS
 def test_a_start_after_any_break_ends_at_the_oracles_state(spark: Any, lake_root: Path, fmt: str) -> None:
     possible = POINTS | (OF_ICEBERG if fmt == "iceberg" else {})
+    if "CDC_LAKE_TEST_LAKE" in os.environ:  # Spark streams bronze only from a folder
+        possible = {name: point for name, point in possible.items() if not point.streamed}
     for nth, seed in enumerate(seeds(1 if BUDGET == 1 else 10)):
         dice = random.Random(seed)
         names = [*possible] if BUDGET == 1 else of_a_seed(possible, nth)
