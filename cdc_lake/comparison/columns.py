@@ -335,6 +335,10 @@ class SilverView:
         }
         self.computed = tuple(name for name, _ in target.transforms.compute)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What executors need: no project, which has secrets."""
+        return {name: value for name, value in vars(self).items() if name not in {"_project", "_plan"}}
+
     @property
     def evaluates(self) -> bool:
         """Whether Spark has to evaluate expressions on the rows."""

@@ -345,6 +345,11 @@ class Overlay:
         self._buckets = layout.buckets_of(self._keys)
         self.shared: frozenset[RowKey] = frozenset()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the rows are those of silver."""
+        return not self._keys and not self._emptied
+
     def among(self, buckets: Any) -> Overlay:
         """The part needed for some buckets (bools): their keys, and those connected to them by changes."""
         if buckets is None or not self._keys:

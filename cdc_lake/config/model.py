@@ -439,6 +439,8 @@ class Spark(Section):
     packages: list[Text] | None = None
     """Maven coordinates of the JAR files that Spark loads; by default, those that the pipeline needs. `[]`: none,
     because the image of driver and executors contains them."""
+    python_on_executors: Annotated[bool, Strict()] = False
+    """The executors have Python with cdc-lake: `compare` then hashes large silver tables there."""
     conf: dict[str, SecretStr] = {}  # noqa: RUF012  # pydantic copies defaults
     """Additional settings of Spark, for example `spark.executor.memory: 8g`; their values are never shown."""
 

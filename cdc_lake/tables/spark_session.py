@@ -409,6 +409,8 @@ def _settle_jvm(spark: SparkSession) -> None:
     each time (a 20th of the CPU time of small merges, sampled).
     """
     spark.sparkContext.setLogLevel("OFF")
+    # pyspark reads this setting only in `spark-submit` (4.1, seen)
+    spark.sparkContext.pythonExec = str(spark.conf.get("spark.pyspark.python"))
     jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
     assert jvm is not None, "it was just started"
     log4j = jvm.org.apache.logging.log4j
