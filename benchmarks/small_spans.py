@@ -21,7 +21,7 @@ def main() -> None:
             pair = lambda: Pair(spark, root, fmt, "small", tables=1, rows=200_000, changes=1_000, files=2)  # noqa: E731, B023
             small += rounds_of(pair, fmt, given.rounds, given.warm)
             pair = lambda: Pair(spark, root, fmt, "many", tables=10, rows=20_000, changes=100, files=1)  # noqa: E731, B023
-            many += rounds_of(pair, f"{fmt}, 10 tables", given.rounds // 2, given.warm // 2)
+            many += rounds_of(pair, f"{fmt}, 10 tables", max(1, given.rounds // 2), given.warm // 2)
     tables = [
         ratios("1,000 changes into 200,000 rows; 100 into each of ten tables of 20,000", [*small, *many]),
         phases("Where a small span's time goes", small),

@@ -340,7 +340,7 @@ class Pace:
 
 
 def progress_line(progress: ProgressEvent, pace: str = "") -> str:
-    """One line of narration."""
+    """One line of progress."""
     return f"{progress.stage:<9} {' · '.join(part for part in (progress.text, count(progress), pace) if part)}"
 
 

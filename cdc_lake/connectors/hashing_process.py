@@ -96,7 +96,7 @@ class HashingProcess:
         process, self._process, self._asked, self._user = self._process, None, None, None
         if process is None:
             return
-        with contextlib.suppress(BrokenPipeError):  # it died, which its user was told
+        with contextlib.suppress(BrokenPipeError):  # it died, and the caller has seen the error
             _end(process.stdin).close()
         _end(process.stdout).close()  # an unread answer must not block it
         try:

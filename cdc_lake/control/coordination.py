@@ -80,7 +80,7 @@ class NoteFile:
 
     def _read(self) -> bytes:
         """What all machines see; if that is not available, the file."""
-        with suppress(LakeError):  # who reads the control tables learns why
+        with suppress(LakeError):  # the next read of the control tables reports why
             if self._shared is not None and (text := self._shared.read(self._name, 0, _SIZE)) is not None:
                 return text
         return self._path.read_bytes()

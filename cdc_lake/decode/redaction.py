@@ -27,7 +27,7 @@ from cdc_lake.errors import RedactionUnfit
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 
 TEXT_OID: Final = 25
-"""PostgreSQL's type text: the type of a hashed column, whatever it was at the source."""
+"""PostgreSQL's type text: the type of a hashed column, regardless of its type at the source."""
 
 HASH_SIZE: Final = 64
 """Characters of a hash."""

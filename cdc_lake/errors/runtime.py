@@ -164,7 +164,7 @@ class CsnMissing(StateError):
 
 
 class LateTransaction(StateError):
-    """A transaction arrived whose CSN had been recorded as a gap and passed over."""
+    """A transaction arrived whose CSN had been recorded as a gap."""
 
     code = "STA641"
     hint = f"the named file keeps its content, and new copies contain it: {ANEW}"
@@ -270,7 +270,7 @@ class RebuildNeedsPlace(StateError):
 
 
 class NothingToRebuild(StateError):
-    """Bronze contains nothing of a table."""
+    """Bronze contains no change of a table."""
 
     code = "STA673"
     hint = "name one of the tables that `cdc-lake status` lists"

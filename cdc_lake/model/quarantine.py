@@ -129,8 +129,8 @@ class RowsByKey(Generic[Row]):
         return tuple(self._rows.get(key, ()))
 
     def row_of(self, key: Key, old: Row | None = None) -> Row | None:
-        """The row of a change that leaves `key`, None if the key has no row. `old`: the whole old tuple, by which rows
-        that share the key are told apart; None if only its key was sent.
+        """The row of a change that leaves `key`, None if the key has no row. `old`: the whole old tuple, which
+        distinguishes rows that share the key; None if only its key was sent.
         """
         rows = self._rows.get(key)
         return rows[_place(rows, old)] if rows else None

@@ -414,7 +414,7 @@ class _Starting:
 
         try:
             self._session = start(self._project)
-        except BaseException as failure:  # noqa: BLE001  # raised again by who waits
+        except BaseException as failure:  # noqa: BLE001  # raised again by the thread that waits
             self._failure = failure
 
 

@@ -435,7 +435,7 @@ class _Rows:
         return row
 
     def put(self, event: Event) -> _Row:
-        """Set the row of a key, whatever it had before; an existing row continues."""
+        """Set the row of a key, replacing its former state; an existing row continues."""
         key = event.new if event.new is not None else event.old
         assert key is not None, "a row that was read again has a key"
         here = self._rows(key)

@@ -201,7 +201,7 @@ def _count_copies(changes: DataFrame, shape: RelationMapping) -> DataFrame:
 
 
 def _steps(changes: DataFrame, shape: RelationMapping) -> DataFrame:
-    """Each row that a change added, `_cdc_by` 1, or deleted, -1, and what comes with the change."""
+    """Each row that a change added, `_cdc_by` 1, or deleted, -1, and the columns that the change carries along."""
     carried = F.struct(F.lit(True).alias("there"), *(F.col(quote_identifier(c.name)) for c in shape.carried))
 
     def step_of(texts: str, more: int) -> Column:

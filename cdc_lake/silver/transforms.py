@@ -281,7 +281,7 @@ def _prefix_columns(carried: Mapping[SilverColumn, str]) -> dict[SilverColumn, s
 
 
 def _passthrough_columns(shape: RelationMapping, silver_names: Mapping[int, str]) -> dict[SilverColumn, str]:
-    """What comes with each change: the old values of silver's columns, by silver's names."""
+    """Columns that each change carries along: the old values of silver's columns, by silver's names."""
     old = {old_column(column): index for index, column in enumerate(shape.columns)} if shape.old_values else {}
     columns = {}
     for column, text in shape.carried.items():

@@ -125,6 +125,7 @@ _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _PREFIX = "cdc_lake"  # of branch names
 _BRANCH = "cdc_lake.branch"  # session setting with the name of its branch
 _CONTENT = "cdc_lake_content"  # view of the new content of a table
+_TRIES = 5
 _MAKING = threading.Lock()
 """For what the catalog cannot do concurrently: prepare its tables, on each session's first use, and create a namespace.
 """
@@ -314,9 +315,9 @@ class IcebergSilver:
             self._spark.conf.set(_BRANCH, branch)
             table = iceberg_table(self._project, self._target)
             for left in [] if table is None else [r for r in table.refs() if r.startswith(_PREFIX)]:
-                self._spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS {quote_identifier(left)}")
+                self._change_reference(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS {quote_identifier(left)}")
         version_clause = f"AS OF VERSION {base.version}" if base.version is not None else ""
-        self._spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH {branch} {version_clause}")
+        self._change_reference(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH {branch} {version_clause}")
         if base.version is None and (table := iceberg_table(self._project, self._target)) and table.current_snapshot():
             raise ConcurrentModification(f"another writer committed to {self._target.label}")
         return branch
@@ -324,8 +325,29 @@ class IcebergSilver:
     def _publish(self, branch: str) -> None:
         table = literal(f"{self._target.namespace}.{self._target.name}")
         try:
-            self._spark.sql(f"CALL {self._catalog}.system.fast_forward({table}, 'main', '{branch}')")
+            self._change_reference(f"CALL {self._catalog}.system.fast_forward({table}, 'main', '{branch}')")
         except Exception as cause:
             if "not an ancestor" in str(cause) or f"does not exist: {branch}" in str(cause):
                 raise ConcurrentModification(f"another writer committed to {self._target.label}") from cause
             raise
+
+    def _change_reference(self, statement: str) -> None:
+        """Run a statement that changes one branch, again while commits of others come between. Raises
+        ConcurrentModification.
+        """
+        for remaining in reversed(range(_TRIES)):
+            try:
+                self._spark.sql(statement)
+            except Exception as cause:
+                if not is_commit_lost(cause):
+                    raise
+                if not remaining:
+                    raise ConcurrentModification(f"another writer committed to {self._target.label}") from cause
+            else:
+                return
+
+
+def is_commit_lost(cause: Exception) -> bool:
+    """Whether Iceberg refused a commit because another one was first."""
+    text = str(cause)
+    return any(word in text for word in ("CommitFailedException", "ValidationException", "Cannot commit"))

@@ -32,6 +32,7 @@ from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.failpoints import SILVER_COMPACTED, SILVER_EXPIRED, failpoint
 from cdc_lake.tables.delta_silver import is_conflict
 from cdc_lake.tables.delta_table_log import DeltaTableLog
+from cdc_lake.tables.iceberg_silver import is_commit_lost
 from cdc_lake.tables.iceberg_table_log import iceberg_table
 from cdc_lake.tables.silver_table import APP_PROPERTY, table_ref
 from cdc_lake.tables.types import literal, properties_sql
@@ -209,7 +210,7 @@ class IcebergSilverMaintenance:
 
     def _call_again(self, procedure: str, arguments: str) -> Mapping[str, Any]:
         """The figures of a procedure, which is repeated if apply committed first. Raises SilverBusy."""
-        return retry_on_conflict(lambda: self._call(procedure, arguments), self._target, _iceberg_commit_lost)[0]
+        return retry_on_conflict(lambda: self._call(procedure, arguments), self._target, is_commit_lost)[0]
 
     def _call(self, procedure: str, arguments: str, *, many: bool = False) -> list[Mapping[str, Any]]:
         table = literal(f"{self._target.namespace}.{self._target.name}")
@@ -248,12 +249,6 @@ def spent_versions(table: Table, keep: Keep) -> list[int]:
         for snapshot in versions
         if snapshot.snapshot_id not in stays and snapshot.timestamp_ms < young
     ]
-
-
-def _iceberg_commit_lost(cause: Exception) -> bool:
-    """Iceberg's error if another commit was first."""
-    text = str(cause)
-    return any(word in text for word in ("CommitFailedException", "ValidationException", "Cannot commit"))
 
 
 def _measure_table(table: Table) -> tuple[int, int]:

@@ -1,8 +1,12 @@
-"""README, guides, concepts, command help and hints are in plain technical English: no turn of phrase of earlier versions."""
+"""README, guides, concepts, command help, hints, and the docstrings and comments of the package are in plain technical
+English: no turn of phrase of earlier versions.
+"""
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,6 +69,20 @@ def texts() -> dict[str, str]:
     return found | {kind.code: kind.hint for kind in kinds(CdcLakeError)} | dict(help_of(get_command(app), "cdc-lake"))
 
 
+def comments() -> dict[str, str]:
+    """The docstrings and comments of each module of the package."""
+    found = {}
+    for module in (ROOT / "cdc_lake").rglob("*.py"):
+        tokens = tokenize.generate_tokens(io.StringIO(module.read_text()).readline)
+        lines = [
+            re.sub(r"``?[^`]+``?", "``", token.string)
+            for token in tokens
+            if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.string.startswith('"""'))
+        ]
+        found[str(module.relative_to(ROOT))] = ". ".join(lines)
+    return found
+
+
 def phrases_in(text: str) -> list[str]:
     flat = " ".join(text.split())
     sentences: list[Any] = re.split(r"(?<=[.:;?!]) ", flat)
@@ -72,7 +90,7 @@ def phrases_in(text: str) -> list[str]:
 
 
 def test_no_text_has_a_phrase_of_earlier_versions() -> None:
-    assert {where: found for where, text in texts().items() if (found := phrases_in(text))} == {}
+    assert {where: found for where, text in (texts() | comments()).items() if (found := phrases_in(text))} == {}
 
 
 @pytest.mark.parametrize(("phrase", "sentence"), PHRASES.items())

@@ -19,7 +19,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import ConcurrentModification
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.catalog import POSTGRES_DRIVER, catalog_address, catalog_packages, catalog_settings, open_catalog
-from cdc_lake.tables.iceberg_silver import StagedTable
+from cdc_lake.tables.iceberg_silver import IcebergSilver, StagedTable
 from cdc_lake.tables.schema_evolution import (
     AddColumn,
     ChangeType,
@@ -52,6 +52,33 @@ def table(tmp_path: Path) -> Iterator[Any]:
     made.append(rows)
     yield made
     catalog.close()
+
+
+class Contended:
+    """A session whose first statements find that another commit was first."""
+
+    def __init__(self, refused: int) -> None:
+        self.refused, self.asked = refused, 0
+
+    def sql(self, statement: str) -> None:
+        assert statement == "DROP BRANCH b"
+        self.asked += 1
+        if self.asked <= self.refused:
+            raise RuntimeError(
+                "org.apache.iceberg.exceptions.CommitFailedException: Table metadata refresh is required"
+            )
+
+
+def test_a_change_of_a_branch_is_repeated_while_upkeep_commits(tmp_path: Path) -> None:
+    found = make_project(tmp_path, silver={"defaults": {"format": "iceberg"}})
+    target = found.target(TableName("public", "t"))
+    for refused in (0, 1, 4):
+        session: Any = Contended(refused)
+        IcebergSilver(session, found, target)._change_reference("DROP BRANCH b")
+        assert session.asked == refused + 1
+    never: Any = Contended(99)
+    with pytest.raises(ConcurrentModification):
+        IcebergSilver(never, found, target)._change_reference("DROP BRANCH b")
 
 
 def read(table: Any) -> list[dict[str, Any]]:

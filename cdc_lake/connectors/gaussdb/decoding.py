@@ -8,8 +8,8 @@ Tables that were added to or removed from `source.tables` since the stream began
     recorded as excluded at bronze's position → copied (`runtime.receive.stream_setup`) → active
 
 The servers have no publication: selected tables are sent. A removed table stays excluded. An added one is excluded too,
-so that silver waits for its copy, whatever the stream has of it before. A stream ordered by LSN has no position for
-such a copy: an added table begins with its changes, and one that is added again stays excluded.
+so that apply waits for its copy: its earlier changes in the stream are not applied. A stream ordered by LSN has no
+position for such a copy: an added table begins with its changes, and one that is added again stays excluded.
 """
 
 from __future__ import annotations

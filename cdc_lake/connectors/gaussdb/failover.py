@@ -108,7 +108,7 @@ class FailoverReplay:
         return lsn - 1 > self.start
 
     def _lost_from(self, lsn: int) -> None:
-        """Raise: the WAL is one sequence, so the server has nothing of bronze from the first difference on."""
+        """Raise: the WAL is one sequence, so from the first difference on the server lacks what is in bronze."""
         self._raise_ahead([commit for _, commit in sorted(self._held.items()) if _lsn(commit) >= lsn])
 
     def _raise_ahead(self, lost: Sequence[CommitRow]) -> None:

@@ -24,10 +24,11 @@ Tables that were added to or removed from `source.tables` since the stream began
 
     recorded as excluded at bronze's position → publication altered → copied (`runtime.receive.stream_setup`) → active
 
-A removed table stays excluded. An added one is excluded too, so that silver waits for its copy, whatever the stream has
-of it before; so is a table that somebody removed from the publication and added again (`connectors.table_sync`). A
-publication that the pipeline file names, or that the role may not alter, is not altered: missing tables are reported
-with the statement. A publication that another pipeline created, and that the file does not name, is an error.
+A removed table stays excluded. An added one is excluded too, so that apply waits for its copy: its earlier changes in
+the stream are not applied. So is a table that was removed from the publication and added again by other means
+(`connectors.table_sync`). A publication that the pipeline file names, or that the role may not alter, is not altered:
+missing tables are reported with the statement. A publication that another pipeline created, and that the file does not
+name, is an error.
 """
 
 from __future__ import annotations

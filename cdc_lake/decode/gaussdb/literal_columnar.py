@@ -45,7 +45,7 @@ _BLANKS: Final = np.void(_BLANK * HEAD)
 
 
 class Statements:
-    """A chunk of statements, each followed by a blank, that may be modified where it is not read again.
+    """A chunk of statements, each followed by a blank. Parts that are not read again may be overwritten.
 
     `data`: the bytes as a uint8 ndarray; `start`, `end`: int64 ndarrays, the bounds of each statement; `little`: a
     uint64 ndarray whose i-th entry is the eight bytes from i on as a little-endian number. Between statements are
@@ -379,7 +379,7 @@ def regular_chunk(
 ) -> tuple[FrameBuffer, list[RowGroup]]:
     """A chunk of the values, in the form of style b, and its groups. `escaped`: backslashes are JSON's.
 
-    Its `start` is the position of the row's operation letter. The statements are of no other use afterwards. Raises
+    Its `start` is the position of the row's operation letter. The statements are consumed. Raises
     FallBackToRowDecoder for an invalid literal, or an unchanged value in an old row.
     """
     parts = [part for each in shapes for part in each.parts()]

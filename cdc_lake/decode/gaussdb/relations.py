@@ -608,7 +608,7 @@ class RelationResolver:
         if kind is OldKind.KEY:
             skipped |= {name for name, _ in sent or ()} - logged_of(relation)
         # If the identity became NOTHING, a DELETE looks like one that cancels an INSERT: the identity logged before
-        # decides, so it is not the delete of no row.
+        # decides, so that this DELETE does not cancel an INSERT.
         keyed = _identifies(relation) or (table.latest is not None and _identifies(table.latest))
         cancels = new is None and kind is None and keyed and self._takes_back
         fields = old[first:] if kind is not None and old is not None else ()

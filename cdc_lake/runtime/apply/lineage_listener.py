@@ -31,7 +31,9 @@ EventTransport: TypeAlias = Callable[[str], None]
 
 
 class LineageSender:
-    """Sends events in turn from a thread of its own. `failed` is told why one could not be sent, once until it can."""
+    """Sends events one by one in a thread of its own. `failed` is called with the reason at the first of consecutive
+    failures.
+    """
 
     def __init__(self, send: EventTransport, timeout: float, failed: Callable[[str], None]) -> None:
         self._send = send

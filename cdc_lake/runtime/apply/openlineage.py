@@ -1,10 +1,10 @@
 """Events of OpenLineage (specification 2-0-2) from what a run of apply did, with column lineage.
 
-A job for each pipeline, a run for each run. Inputs are the source's tables, outputs silver's: bronze between them is a
-ledger of the first and no table of its own to somebody who asks where a column comes from. Facets: schema, column
-lineage, numbers of what was written, and how the rules fared. No row value is in an event.
+A job for each pipeline, a run for each run. Inputs are the source's tables, outputs silver's: bronze between them
+is not a dataset of the lineage. Facets: schema, column lineage, counts of rows and bytes written, and the results of
+the rules. No row value is in an event.
 
-Column lineage says what a projection says; `silver.row_tracing` follows rows and is something else.
+Column lineage follows from a table's projection; `silver.row_tracing`, which follows rows, is unrelated to it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from cdc_lake.tables.types import SilverColumn
 
 
 class ColumnFate(enum.Enum):
-    """What becomes of a value: it is kept, also under another name or type; worked out; or redacted before bronze."""
+    """How a value is transformed: not at all (except in name or type), computed, or redacted before bronze."""
 
     SAME = "same"
     COMPUTED = "computed"

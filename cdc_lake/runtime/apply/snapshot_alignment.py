@@ -93,7 +93,7 @@ class AlignmentPoint:
         ]
 
     def gap_ahead(self, table: TableName, watermark: int) -> Gap | None:
-        """None if silver at `watermark` contains nothing of the table that the snapshot does not show."""
+        """None if silver at `watermark` contains no change of the table that the snapshot does not show."""
         unseen = [
             t
             for t in self._touches_of(table)

@@ -39,7 +39,7 @@ from cdc_lake.tables.control_tables import control_tables
 SOURCE_PAUSES: Final = (1.0, 1.25)
 """Seconds: the shortest and the longest pause before the source is tried."""
 STEADY: Final = 10.0
-"""Seconds after which a stream counts as successful even if nothing of it landed."""
+"""Seconds after which a stream counts as successful even if it landed no transaction."""
 _LONGER_AT_MOST: Final = 20  # maximum factor of the pause
 _LAKE_PAUSES: Final = (0.5, 10.0)  # seconds: the first and the longest
 _TOLD_EVERY: Final = 10.0  # seconds; a failure of another kind is reported at once

@@ -38,7 +38,7 @@ Decode: TypeAlias = Callable[[bytes], str | None]
 Print: TypeAlias = Callable[[str], str | None]
 """Prints a numeric as this server does: with or without the zero before the decimal point, by a setting."""
 
-_EPOCH: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - of no zone
+_EPOCH: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - the server's epoch has no time zone
 _TEXTS: Final = frozenset({"text", "varchar", "bpchar"})
 
 

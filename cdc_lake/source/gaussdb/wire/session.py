@@ -81,7 +81,7 @@ class WireSession:
         try:
             return self._answers(doing)
         except StreamProtocol:
-            self.close()  # the rest of the answer would be taken for the next one
+            self.close()  # otherwise the rest of the answer would be read as the next one
             raise
 
     def copy_out(self, sql: str, *, doing: str = "copying out") -> Iterator[bytes]:
