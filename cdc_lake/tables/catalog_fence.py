@@ -1,0 +1,204 @@
+"""Which fence keeps the commits of silver from overwriting another writer's: found out by asking the catalog.
+
+Catalogs differ in what they keep of a table's metadata: some drop branches and tags without an error, and some keep
+only the newest version. So the pipeline's catalog is probed on a scratch table, once in a process. A catalog of type
+`sql` is not: Spark and pyiceberg write the metadata files themselves and swap them by a condition on the former one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+
+from cdc_lake.config.project import Project
+from cdc_lake.errors import (
+    CatalogKeepsNoVersions,
+    CatalogNotConditional,
+    CatalogReadOnly,
+    CatalogWithoutFence,
+    LakeError,
+)
+from cdc_lake.tables.catalog import CatalogAddress, catalog_address, open_catalog, reaching
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+
+class Fence(StrEnum):
+    """How a statement's version becomes the table's, or is refused."""
+
+    BRANCH = "branch"
+    """The statement runs on a branch at the base version; a fast-forward publishes it."""
+    DRAFT = "draft"
+    """It runs on a staged copy of the table; a commit that requires the base version publishes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogAbilities:
+    """What a catalog did on the scratch table. `refusal`: why it could not be written at all, None if it was."""
+
+    branches: bool = False
+    tags: bool = False
+    versions: bool = False
+    """Whether a version can be read after the next commit."""
+    conditional: bool = False
+    """Whether a commit that requires a former version is refused."""
+    registers: bool = False
+    """Whether a second entry of the same metadata can be created and dropped, and the table stays."""
+    refusal: str | None = None
+
+
+def choose_fence(abilities: CatalogAbilities, catalog: str) -> Fence | LakeError:
+    """The fence of the catalog's silver tables, or why there is none."""
+    name = f"the Iceberg catalog `{catalog}`"
+    if abilities.refusal is not None:
+        return CatalogReadOnly(f"{name} cannot be written: {abilities.refusal}", where="lake.iceberg")
+    if not abilities.conditional:
+        message = f"{name} accepts a commit that requires a former version of the table"
+        return CatalogNotConditional(message, where="lake.iceberg")
+    if not abilities.versions:
+        message = f"{name} keeps only the newest version of a table"
+        return CatalogKeepsNoVersions(message, where="lake.iceberg")
+    if abilities.branches:
+        return Fence.BRANCH
+    if abilities.registers:
+        return Fence.DRAFT
+    message = f"{name} keeps no branches, and `registerTable` does not work"
+    return CatalogWithoutFence(message, where="lake.iceberg")
+
+
+def silver_fence(project: Project) -> Fence:
+    """The fence of the pipeline's Iceberg tables. Raises CatalogUnreachable, or the reason why there is none."""
+    address = catalog_address(project)
+    if address.kind == "sql":
+        return Fence.BRANCH
+    with _PROBING:
+        return _probed_fence(address, project.pipeline.silver.defaults.namespace)
+
+
+_PROBING = threading.Lock()
+"""The tables of a pipeline are opened at once, and one probe is enough."""
+
+
+@lru_cache(maxsize=8)
+def _probed_fence(address: CatalogAddress, namespace: str) -> Fence:
+    with reaching(address):
+        fence = choose_fence(probe(open_catalog(address), namespace), address.name)
+    if isinstance(fence, LakeError):
+        raise fence
+    return fence
+
+
+_BRANCH = "cdc_lake_probe"
+_TAG = "cdc_lake_probe_tag"
+
+
+def probe(catalog: Catalog, namespace: str) -> CatalogAbilities:
+    """Find out what a catalog can do, on a scratch table in a namespace, which is created if missing."""
+    from pyiceberg.exceptions import BadRequestError, ForbiddenError  # noqa: PLC0415 - an extra
+
+    entry = (namespace, f"cdc_lake_probe_{uuid4().hex[:12]}")
+    rows = pa.table({"n": pa.array([1], pa.int64())})
+    try:
+        catalog.create_namespace_if_not_exists(namespace)
+        table = catalog.create_table(
+            entry, rows.schema, properties={"format-version": "2", "commit.retry.num-retries": "0"}
+        )
+    except (BadRequestError, ForbiddenError, NotImplementedError, OSError) as cause:
+        return CatalogAbilities(refusal=f"a table is not created ({type(cause).__name__})")
+    with _removed_at_end(catalog, entry):
+        try:
+            table.append(rows)
+        except (BadRequestError, ForbiddenError, NotImplementedError, OSError) as cause:
+            return CatalogAbilities(refusal=f"a commit is not made ({type(cause).__name__})")
+        return _abilities(catalog, table, rows)
+
+
+def _abilities(catalog: Catalog, table: Table, rows: pa.Table) -> CatalogAbilities:
+    first = table.metadata.current_snapshot_id
+    entry: tuple[str, str] = table.name()
+
+    def reload() -> Table:
+        return catalog.load_table(entry)
+
+    def has_ref(name: str) -> bool:
+        refs = reload().metadata.refs
+        return name in refs and refs["main"].snapshot_id == first
+
+    def register() -> None:
+        copy = (entry[0], f"{entry[1]}_copy")
+        catalog.register_table(copy, reload().metadata_location)
+        catalog.drop_table(copy)
+
+    tags = _accepts(lambda: reload().manage_snapshots().create_tag(first, _TAG).commit()) and has_ref(_TAG)
+    branches = _accepts(lambda: reload().manage_snapshots().create_branch(first, _BRANCH).commit()) and has_ref(_BRANCH)
+    if branches:
+        reload().append(rows, branch=_BRANCH)
+        branches = has_ref(_BRANCH) and reload().metadata.refs[_BRANCH].snapshot_id != first
+    reload().append(rows)
+    newest = reload()
+    return CatalogAbilities(
+        branches=branches,
+        tags=tags,
+        versions=_reads(newest, first),
+        conditional=_refuses_stale(catalog, newest, first),
+        registers=_accepts(register) and _reads(reload(), newest.metadata.current_snapshot_id),
+    )
+
+
+def _accepts(request: Callable[[], object]) -> bool:
+    """Whether the catalog takes a request; False only if it says that it cannot."""
+    from pyiceberg.exceptions import BadRequestError, ForbiddenError, ValidationException  # noqa: PLC0415 - an extra
+
+    try:
+        request()
+    except (BadRequestError, ForbiddenError, NotImplementedError, ValidationException):
+        return False
+    return True
+
+
+def _reads(table: Table, version: int | None) -> bool:
+    """Whether the rows of a version can be read."""
+    if version is None or table.snapshot_by_id(version) is None:
+        return False
+    try:
+        return bool(table.scan(snapshot_id=version).to_arrow().num_rows)
+    except FileNotFoundError:
+        return False
+
+
+def _refuses_stale(catalog: Catalog, table: Table, former: int | None) -> bool:
+    from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
+    from pyiceberg.table import update as u  # noqa: PLC0415 - an extra
+
+    try:
+        catalog.commit_table(
+            table,
+            (u.AssertRefSnapshotId(ref="main", snapshot_id=former),),
+            (u.SetPropertiesUpdate(updates={"cdc_lake.probe": "stale"}),),
+        )
+    except CommitFailedException:
+        return True
+    return False
+
+
+@contextmanager
+def _removed_at_end(catalog: Catalog, entry: tuple[str, str]) -> Iterator[None]:
+    """Drop the scratch table and its files at the end; a file that stays is harmless."""
+    from pyiceberg.catalog import MetastoreCatalog  # noqa: PLC0415 - an extra
+    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra
+
+    try:
+        yield
+    finally:
+        with suppress(NoSuchTableError, OSError):
+            MetastoreCatalog.purge_table(catalog, entry)  # of itself, a server may keep the files
