@@ -183,8 +183,13 @@ REDACTED = "(?i)secret|password|token|credential|access[.]?key"
 """Settings whose values Spark does not show."""
 
 
-AWS_BUNDLE = "org.apache.iceberg:iceberg-aws-bundle:1.12.0"
-"""Iceberg's classes for S3 and Glue, with Amazon's SDK."""
+AWS_PACKAGES = (
+    "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
+    "software.amazon.awssdk:apache-client:2.54.17",
+    "org.apache.httpcomponents:httpclient:4.5.14",
+    "org.apache.httpcomponents:httpcore:4.4.16",
+)
+"""Amazon's SDK with which Iceberg reads and writes S3 and Glue."""
 
 
 def catalog_packages(project: Project) -> tuple[str, ...]:
@@ -195,9 +200,9 @@ def catalog_packages(project: Project) -> tuple[str, ...]:
             return (POSTGRES_DRIVER,) if project.iceberg_uri.startswith("postgresql") else ()
         case "rest":
             vends = config.properties.get(DELEGATION)
-            return (AWS_BUNDLE,) if vends is not None and "vended" in vends.get_secret_value() else ()
+            return AWS_PACKAGES if vends is not None and "vended" in vends.get_secret_value() else ()
         case "glue":
-            return (AWS_BUNDLE,)
+            return AWS_PACKAGES
         case "hive":
             return ()
         case other:

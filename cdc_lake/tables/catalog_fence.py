@@ -8,7 +8,9 @@ only the newest version. So the pipeline's catalog is probed on a scratch table,
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,7 +28,7 @@ from cdc_lake.errors import (
     CatalogWithoutFence,
     LakeError,
 )
-from cdc_lake.tables.catalog import CatalogAddress, catalog_address, open_catalog, reaching
+from cdc_lake.tables.catalog import CatalogAddress, catalog_address, open_catalog, reaching, unreachable
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -51,7 +53,7 @@ class CatalogAbilities:
     versions: bool = False
     """Whether a version can be read after the next commit."""
     conditional: bool = False
-    """Whether a commit that requires a former version is refused."""
+    """Whether a commit that requires a former version is refused, also while others commit."""
     registers: bool = False
     """Whether a second entry of the same metadata can be created and dropped, and the table stays."""
     refusal: str | None = None
@@ -150,8 +152,8 @@ def _abilities(catalog: Catalog, table: Table, rows: pa.Table) -> CatalogAbiliti
         branches=branches,
         tags=tags,
         versions=_reads(newest, first),
-        conditional=_refuses_stale(catalog, newest, first),
         registers=_accepts(register) and _reads(reload(), newest.metadata.current_snapshot_id),
+        conditional=_refuses_stale(catalog, newest, first),
     )
 
 
@@ -176,19 +178,52 @@ def _reads(table: Table, version: int | None) -> bool:
         return False
 
 
+_RIVALS = 4
+
+
 def _refuses_stale(catalog: Catalog, table: Table, former: int | None) -> bool:
+    """Whether a commit that requires a former version is refused, and of several at a time all but one.
+
+    Asked in turn, pyiceberg refuses itself in place of a Hive metastore or Glue.
+    """
     from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
     from pyiceberg.table import update as u  # noqa: PLC0415 - an extra
 
-    try:
-        catalog.commit_table(
-            table,
-            (u.AssertRefSnapshotId(ref="main", snapshot_id=former),),
-            (u.SetPropertiesUpdate(updates={"cdc_lake.probe": "stale"}),),
+    head = table.current_snapshot()
+    assert head is not None, "rows were appended"
+    barrier = threading.Barrier(_RIVALS)
+
+    def commits(required: int | None, rivals: threading.Barrier | None = None) -> bool:
+        """Whether a version with the same rows is committed if `required` is the newest one."""
+        version = head.model_copy(
+            update={
+                "snapshot_id": table.metadata.new_snapshot_id(),
+                "parent_snapshot_id": head.snapshot_id,
+                "sequence_number": table.metadata.last_sequence_number + 1,
+                "timestamp_ms": time.time_ns() // 1_000_000,
+            }
         )
-    except CommitFailedException:
-        return True
-    return False
+        updates = (
+            u.AddSnapshotUpdate(snapshot=version),
+            u.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=version.snapshot_id),
+        )
+        if rivals is not None:
+            rivals.wait()
+        with suppress(CommitFailedException):
+            catalog.commit_table(table, (u.AssertRefSnapshotId(ref="main", snapshot_id=required),), updates)
+            return True
+        return False
+
+    def commits_first(number: int) -> bool:
+        del number
+        with suppress(*unreachable()):  # unknown: not acknowledged
+            return commits(head.snapshot_id, barrier)
+        return False
+
+    if commits(former):
+        return False
+    with ThreadPoolExecutor(_RIVALS) as threads:
+        return sum(threads.map(commits_first, range(_RIVALS))) < 2
 
 
 @contextmanager
