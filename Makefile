@@ -14,7 +14,7 @@ PYTEST  = $(COMPILE) $(BIN)/pytest --numprocesses 3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-faults test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
+.PHONY: help demo test test-fast test-faults test-rest test-hive test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -30,6 +30,12 @@ test-fast: $(VENV)/.dev ## tests without Spark
 
 test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, with what they counted
 	@$(COMPILE) $(BIN)/python -m tests.reliability --small
+
+test-rest: $(VENV)/.dev ## silver in REST catalogs of other makes and in Glue (Java and Maven)
+	@$(COMPILE) $(BIN)/pytest -n0 -m slow tests/spark/test_foreign_catalogs.py -k "not hive"
+
+test-hive: $(VENV)/.dev ## silver in a Hive metastore (Java)
+	@$(COMPILE) $(BIN)/pytest -n0 -m slow tests/spark/test_foreign_catalogs.py -k hive
 
 # Tests of promises run by themselves, one after the other but where their promise says otherwise: some assert what they
 # take, which is theirs alone only so. Some tests of Spark have more seeds and longer ones with a greater budget: at ten

@@ -62,7 +62,6 @@ class ReferenceRestCatalog(_JavaServer):
             "uri": f"jdbc:sqlite:{folder / 'catalog.db'}",
             "jdbc.schema-version": "V1",
             "warehouse": warehouse,
-            "clients": "1",  # SQLite has one writer
             **properties,
         }
         arguments = [f"{key}={value}" for key, value in settings.items()]

@@ -43,6 +43,7 @@ _STATUS: dict[type[Exception], int] = {
     TableAlreadyExistsError: 409,
     NamespaceAlreadyExistsError: 409,
     CommitFailedException: 409,
+    NotImplementedError: 501,
 }
 
 
@@ -140,9 +141,9 @@ class RestCatalogServer:
             case (("GET" | "HEAD"), [name]):
                 found = self.catalog.load_namespace_properties(_namespace(name))
                 return (204, None) if method == "HEAD" else (200, {"namespace": _namespace(name), "properties": found})
-            case "POST", [_, "register"] if Limit.REGISTER in self.limits:
-                return 501, _error("UnsupportedOperationException", "no tables are registered here", 501)
             case "POST", [name, "register"]:
+                if Limit.REGISTER in self.limits:
+                    raise NotImplementedError
                 asked = json.loads(body)
                 where = (*_namespace(name), asked["name"])
                 return 200, self._loaded(self.catalog.register_table(where, asked["metadata-location"]))

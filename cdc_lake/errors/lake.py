@@ -347,7 +347,7 @@ class CatalogKeepsNoVersions(LakeError):
 
 
 class CatalogWithoutFence(LakeError):
-    """The Iceberg catalog keeps no branches and cannot register a table: there is no way to publish only our commits."""
+    """The Iceberg catalog keeps no branches and registers no tables: no commit can be published on a condition."""
 
     code = "LAK439"
     hint = (

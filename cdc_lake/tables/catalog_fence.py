@@ -107,21 +107,20 @@ _TAG = "cdc_lake_probe_tag"
 def probe(catalog: Catalog, namespace: str) -> CatalogAbilities:
     """Find out what a catalog can do, on a scratch table in a namespace, which is created if missing."""
     from pyiceberg.exceptions import BadRequestError, ForbiddenError  # noqa: PLC0415 - an extra
+    from requests import RequestException  # noqa: PLC0415 - comes with pyiceberg
 
     entry = (namespace, f"cdc_lake_probe_{uuid4().hex[:12]}")
     rows = pa.table({"n": pa.array([1], pa.int64())})
-    try:
-        catalog.create_namespace_if_not_exists(namespace)
-        table = catalog.create_table(
-            entry, rows.schema, properties={"format-version": "2", "commit.retry.num-retries": "0"}
-        )
-    except (BadRequestError, ForbiddenError, NotImplementedError, OSError) as cause:
-        return CatalogAbilities(refusal=f"a table is not created ({type(cause).__name__})")
+    properties = {"format-version": "2", "commit.retry.num-retries": "0"}
     with _removed_at_end(catalog, entry):
         try:
+            catalog.create_namespace_if_not_exists(namespace)
+            table = catalog.create_table(entry, rows.schema, properties=properties)
             table.append(rows)
+        except RequestException:  # an OSError too, but no answer
+            raise
         except (BadRequestError, ForbiddenError, NotImplementedError, OSError) as cause:
-            return CatalogAbilities(refusal=f"a commit is not made ({type(cause).__name__})")
+            return CatalogAbilities(refusal=f"it refuses a table with a row ({type(cause).__name__})")
         return _abilities(catalog, table, rows)
 
 
@@ -214,8 +213,7 @@ def _refuses_stale(catalog: Catalog, table: Table, former: int | None) -> bool:
             return True
         return False
 
-    def commits_first(number: int) -> bool:
-        del number
+    def commits_first(_: int) -> bool:
         with suppress(*unreachable()):  # unknown: not acknowledged
             return commits(head.snapshot_id, barrier)
         return False
@@ -235,5 +233,5 @@ def _removed_at_end(catalog: Catalog, entry: tuple[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(NoSuchTableError, OSError):
+        with suppress(NoSuchTableError, FileNotFoundError):
             MetastoreCatalog.purge_table(catalog, entry)  # of itself, a server may keep the files

@@ -1,6 +1,6 @@
-"""What pyiceberg's tables do differently here: data files with exact bounds, file access that is durable when a file is
-closed, and clients of catalogs with a timeout, which pyiceberg's own lack. A commit that timed out is looked up like any
-other commit with a lost reply.
+"""Data files of Iceberg tables with exact bounds, file access that is durable when a file is closed, and clients of
+catalogs with a timeout, which pyiceberg's own lack. A commit that timed out is looked up like any other one with a lost
+reply.
 
 Bounds use the single-value serialization of the Iceberg specification, appendix D. Text bounds are never truncated: a
 truncated upper bound is not a value of the column, and pruning by equality needs both exact.
@@ -228,15 +228,15 @@ class _Adapter(HTTPAdapter):
 
 
 def hive_catalog(name: str, properties: Properties) -> Catalog:
-    """pyiceberg's catalog in a Hive metastore; each thread has a connection of its own, with a timeout.
+    """A catalog in a Hive metastore; each thread has a connection of its own, with a timeout.
 
-    pyiceberg shares one connection, on which requests of two threads would mix. Raises ImportError.
+    That of pyiceberg shares one connection, on which requests of two threads would mix. Raises ImportError.
     """
     from pyiceberg.catalog import hive  # noqa: PLC0415 - an extra
     from pyiceberg.utils.properties import property_as_bool  # noqa: PLC0415
     from thrift.transport import TSocket, TTransport  # noqa: PLC0415 - an extra
 
-    class PatientClient(hive._HiveClient):  # type: ignore[misc,name-defined]  # noqa: SLF001 - mypy does not look into it
+    class PatientClient(hive._HiveClient):  # type: ignore[misc]  # noqa: SLF001 - mypy does not look into it
         def _init_thrift_transport(self) -> Any:
             parts = urlsplit(self._uri)
             socket = TSocket.TSocket(parts.hostname, parts.port)
@@ -245,7 +245,7 @@ def hive_catalog(name: str, properties: Properties) -> Catalog:
                 return TTransport.TSaslClientTransport(socket, parts.hostname, self._kerberos_service_name)
             return TTransport.TBufferedTransport(socket)
 
-    class PatientHiveCatalog(hive.HiveCatalog):  # type: ignore[misc,name-defined]
+    class PatientHiveCatalog(hive.HiveCatalog):  # type: ignore[misc]
         _clients = threading.local()
 
         @property

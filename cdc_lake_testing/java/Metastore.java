@@ -14,6 +14,7 @@ class Metastore {
     conf.setVar(HiveConf.ConfVars.METASTORECONNECTURLKEY, derby);
     conf.set("datanucleus.schema.autoCreateAll", "true");
     conf.set("hive.metastore.schema.verification", "false");
+    conf.set("hive.metastore.disallow.incompatible.col.type.changes", "false"); // Iceberg matches columns by id
     conf.set("datanucleus.connectionPoolingType", "NONE");
     conf.setVar(HiveConf.ConfVars.METASTOREWAREHOUSE, "file:" + arguments[0] + "/hive");
     TxnDbUtil.prepDb(conf); // the tables of locks

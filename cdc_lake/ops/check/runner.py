@@ -1,8 +1,9 @@
 """`check`: tests every prerequisite of a run separately, with a remedy for each problem.
 
-Nothing is changed, but a scratch table is created in an Iceberg catalog and removed. It checks this machine (Java, Spark, jars, Python packages, the lake's folder; no network), the
-source, and transforms and rules: whether their columns exist and have suitable types. Checks that depend on a failed
-one (the tables of an unreachable server) are skipped, so the first ✗ is the one to fix first.
+Nothing is changed; a scratch table in an Iceberg catalog is removed. It checks this machine (Java, Spark, jars, Python
+packages, the lake's folder; no network), the source, how commits to each table are fenced, and transforms and rules:
+whether their columns exist and have suitable types. Checks that depend on a failed one (the tables of an unreachable
+server) are skipped, so the first ✗ is the one to fix first.
 """
 
 from __future__ import annotations
