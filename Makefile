@@ -18,7 +18,7 @@ PYTEST  = $(COMPILE) $(BIN)/pytest --numprocesses 3
 STORE_TESTS = tests/unit/test_store_options.py tests/unit/test_lease.py tests/unit/test_bronze_object_store.py \
   tests/live/test_receive_object_store.py tests/spark/test_lake_in_store.py
 
-.PHONY: help demo test test-fast test-faults test-store test-cluster test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
+.PHONY: help demo test test-fast test-faults test-store test-cluster test-rest test-hive test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -40,6 +40,12 @@ test-store: $(VENV)/spark.jsa ## a lake in an S3 store: contract, leases, faults
 
 test-cluster: $(VENV)/spark.jsa ## a Spark cluster whose executors do not see the driver's disk; executors and drivers are killed
 	@$(PYTEST) tests/spark/test_spark_cluster.py
+
+test-rest: $(VENV)/.dev ## silver in REST catalogs of other makes and in Glue (Java and Maven)
+	@$(COMPILE) $(BIN)/pytest -n0 -m slow tests/spark/test_foreign_catalogs.py -k "not hive"
+
+test-hive: $(VENV)/.dev ## silver in a Hive metastore (Java)
+	@$(COMPILE) $(BIN)/pytest -n0 -m slow tests/spark/test_foreign_catalogs.py -k hive
 
 # Tests of promises run by themselves, one after the other but where their promise says otherwise: some assert what they
 # take, which is theirs alone only so. Some tests of Spark have more seeds and longer ones with a greater budget: at ten

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Iterable
 from http.client import HTTPConnection
 from io import BytesIO
 from threading import Lock
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import SecretStr
 
@@ -24,21 +26,47 @@ ACCESS_KEY, SECRET_KEY = "kit", "kit-secret"
 """Keys of the store; it takes any."""
 
 
-class _AtomicPut:
-    """Answers conditional PUTs one after another: moto checks the condition first and writes later, so that two
-    requests at a time may both succeed. The body is read before, so that a slow client holds up no one.
+class _Conditional:
+    """Answers conditional requests one after another: moto checks the condition of a PUT first and writes later, so
+    that two at a time may both succeed, and ignores that of Glue's UpdateTable, which is checked here. The body is read
+    before, so that a slow client holds up no one.
     """
 
     def __init__(self, app: WSGIApplication) -> None:
         self._app = app
         self._lock = Lock()
+        self.checks_versions = True
+        self.expired: set[str] = set()
+        """Access keys with which nothing is answered."""
+        self.keys: set[str] = set()
+        """Access keys of the requests so far."""
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] != "PUT" or not environ.keys() & {"HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"}:
+        if signed := re.search(r"Credential=([^/]+)/", environ.get("HTTP_AUTHORIZATION", "")):
+            self.keys.add(signed[1])
+            if signed[1] in self.expired:
+                start_response("403 Forbidden", [("Content-Type", "application/xml")])
+                return [b"<Error><Code>ExpiredToken</Code><Message>the token has expired</Message></Error>"]
+        put = environ["REQUEST_METHOD"] == "PUT" and environ.keys() & {"HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"}
+        update = self.checks_versions and environ.get("HTTP_X_AMZ_TARGET") == "AWSGlue.UpdateTable"
+        if not put and not update:
             return self._app(environ, start_response)
-        environ["wsgi.input"] = BytesIO(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        environ["wsgi.input"] = BytesIO(body)
         with self._lock:
+            if update and _is_overtaken(json.loads(body)):
+                start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
+                return [json.dumps({"__type": "ConcurrentModificationException", "message": "overtaken"}).encode()]
             return self._app(environ, start_response)
+
+
+def _is_overtaken(update: dict[str, Any]) -> bool:
+    """Whether Glue's table has another version than an update of it requires."""
+    from moto.glue.models import glue_backends  # noqa: PLC0415 - a second of imports, for those who use it
+
+    (backend,) = glue_backends["123456789012"].values()  # moto's only account; tests use one region
+    table = backend.get_table(update["DatabaseName"], update["TableInput"]["Name"])
+    return "VersionId" in update and update["VersionId"] != table.as_dict()["VersionId"]
 
 
 class LocalStore:
@@ -52,7 +80,7 @@ class LocalStore:
         self._server.start()
         server = self._server._server  # noqa: SLF001 - moto offers no other way to it
         assert server is not None
-        server.app = _AtomicPut(server.app)
+        self.conditional = server.app = _Conditional(server.app)
         self.host, self.port = self._server.get_host_and_port()
 
     @property

@@ -222,10 +222,12 @@ class Iceberg(Section):
 
     catalog: Name = "lake"
     """Name of the catalog, the same in every program that opens it."""
-    type: Literal["sql", "rest"] = "sql"
-    """`sql`: a SQLite file or a PostgreSQL database (`postgresql+psycopg://…`); `rest`: a REST catalog server."""
+    type: Literal["sql", "rest", "hive", "glue"] = "sql"
+    """`sql`: a SQLite file or a PostgreSQL database (`postgresql+psycopg://…`); `rest`: a REST catalog server
+    (`https://…`); `hive`: a Hive metastore (`thrift://…`); `glue`: AWS Glue."""
     uri: Annotated[Text | None, Field(repr=False)] = None
-    """Address of the catalog; SQLite in `<lake.path>/catalog.db` by default. A password in it is never shown."""
+    """Address of the catalog; for `sql`, SQLite in `<lake.path>/catalog.db` by default; for `glue`, an endpoint other
+    than that of the region. A password in it is never shown."""
     warehouse: Text | None = None
     """Directory or address of the tables, `<lake.path>/warehouse` by default; for a REST catalog, the name of the
     warehouse."""

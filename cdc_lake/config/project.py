@@ -217,8 +217,9 @@ class Project:
 
     @property
     def iceberg_uri(self) -> str:
-        """Address of the Iceberg catalog."""
-        return self.pipeline.lake.iceberg.uri or f"sqlite:///{self.lake / 'catalog.db'}"
+        """Address of the Iceberg catalog; empty for AWS Glue at its usual endpoint."""
+        config = self.pipeline.lake.iceberg
+        return config.uri or ("" if config.type == "glue" else f"sqlite:///{self.lake / 'catalog.db'}")
 
     @property
     def iceberg_warehouse(self) -> str | None:

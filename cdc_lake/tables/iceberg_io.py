@@ -1,4 +1,6 @@
-"""Data files of Iceberg tables with exact bounds, and file access that is durable when a file is closed.
+"""Data files of Iceberg tables with exact bounds, file access that is durable when a file is closed, and clients of
+catalogs with a timeout, which pyiceberg's own lack. A commit that timed out is looked up like any other one with a lost
+reply.
 
 Bounds use the single-value serialization of the Iceberg specification, appendix D. Text bounds are never truncated: a
 truncated upper bound is not a value of the column, and pruning by equality needs both exact.
@@ -13,25 +15,31 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.io import OutputStream
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import EMPTY_DICT, Properties, Record
+from requests import PreparedRequest, Response, Session
+from requests.adapters import HTTPAdapter
 
 from cdc_lake.tables.files import Bounds, Rows, make_folder, sync, write_parquet
 from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake.tables.store_options import storage_of
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
 
@@ -195,3 +203,66 @@ class _NewFile(PyArrowFile):  # type: ignore[misc]  # mypy does not look into py
     def create(self, overwrite: bool = False) -> OutputStream:
         del overwrite  # every name contains a UUID
         return self._filesystem.open_output_stream(self._path, buffer_size=self._buffer_size)
+
+
+ANSWER_SECONDS = 60.0
+"""Timeout of a response of a catalog, also between two parts of it."""
+
+
+class PatientRestCatalog(RestCatalog):  # type: ignore[misc]  # mypy does not look into pyiceberg
+    """pyiceberg's catalog; a request without a response fails with ReadTimeout or ConnectTimeout."""
+
+    def _create_session(self) -> Session:
+        session: Session = super()._create_session()
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, _Adapter())
+        return session
+
+    def _warn_oauth_tokens_deprecation(self) -> None:
+        """Does nothing: pyiceberg's warning shows the catalog's address, which may contain a password."""
+
+
+class _Adapter(HTTPAdapter):
+    def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
+        return super().send(request, *args, **{**options, "timeout": ANSWER_SECONDS})
+
+
+def hive_catalog(name: str, properties: Properties) -> Catalog:
+    """A catalog in a Hive metastore; each thread has a connection of its own, with a timeout.
+
+    That of pyiceberg shares one connection, on which requests of two threads would mix. Raises ImportError.
+    """
+    from pyiceberg.catalog import hive  # noqa: PLC0415 - an extra
+    from pyiceberg.utils.properties import property_as_bool  # noqa: PLC0415
+    from thrift.transport import TSocket, TTransport  # noqa: PLC0415 - an extra
+
+    class PatientClient(hive._HiveClient):  # type: ignore[misc]  # noqa: SLF001 - mypy does not look into it
+        def _init_thrift_transport(self) -> Any:
+            parts = urlsplit(self._uri)
+            socket = TSocket.TSocket(parts.hostname, parts.port)
+            socket.setTimeout(ANSWER_SECONDS * 1000)
+            if self._kerberos_auth:
+                return TTransport.TSaslClientTransport(socket, parts.hostname, self._kerberos_service_name)
+            return TTransport.TBufferedTransport(socket)
+
+    class PatientHiveCatalog(hive.HiveCatalog):  # type: ignore[misc]
+        _clients = threading.local()
+
+        @property
+        def _client(self) -> PatientClient:
+            if not hasattr(self._clients, "client"):
+                self._clients.client = self._create_hive_client(self.properties)
+            client: PatientClient = self._clients.client
+            return client
+
+        @_client.setter
+        def _client(self, client: PatientClient) -> None:
+            self._clients.client = client
+
+        @staticmethod
+        def _create_hive_client(properties: Properties) -> PatientClient:
+            kerberos = property_as_bool(properties, hive.HIVE_KERBEROS_AUTH, hive.HIVE_KERBEROS_AUTH_DEFAULT)
+            service = properties.get(hive.HIVE_KERBEROS_SERVICE_NAME, hive.HIVE_KERBEROS_SERVICE_NAME_DEFAULT)
+            return PatientClient(properties["uri"], properties.get("ugi"), kerberos, service)
+
+    return PatientHiveCatalog(name, **properties)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from cdc_lake.config.model import is_local
 from cdc_lake.config.project import Project
 from cdc_lake.errors import JavaMissing, LakeFolderUnfit, SparkMissing, SparkNotStarted
-from cdc_lake.tables.catalog import REDACTED, catalog_packages, catalog_settings
+from cdc_lake.tables.catalog import AWS_PACKAGES, REDACTED, catalog_packages, catalog_settings
 from cdc_lake.tables.store_options import hadoop_settings
 
 if TYPE_CHECKING:
@@ -42,11 +42,8 @@ PACKAGES = (
 )
 STORE_PACKAGES = (
     "org.apache.hadoop:hadoop-aws:3.4.2",
-    "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
     "software.amazon.awssdk:s3-transfer-manager:2.54.17",
-    "software.amazon.awssdk:apache-client:2.54.17",
-    "org.apache.httpcomponents:httpclient:4.5.14",
-    "org.apache.httpcomponents:httpcore:4.4.16",
+    *AWS_PACKAGES,
 )
 """Needed by a lake in an object store: S3A takes most of Amazon's SDK from Iceberg's bundle."""
 _IN_BUNDLE = (
@@ -343,7 +340,7 @@ def packages_of(project: Project) -> list[str]:
     if (given := project.pipeline.spark.packages) is not None:
         return given
     of_store = () if project.pipeline.lake.storage is None else STORE_PACKAGES
-    return [*PACKAGES, *catalog_packages(project), *of_store]
+    return list(dict.fromkeys((*PACKAGES, *catalog_packages(project), *of_store)))
 
 
 def secret_settings(project: Project) -> dict[str, str]:

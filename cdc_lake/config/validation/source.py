@@ -192,10 +192,10 @@ def _credentials(pipeline: CheckedPipeline) -> Iterator[Finding]:
 
 def _catalog_of_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
     """Iceberg tables in an object store whose catalog would be a file on this machine."""
-    if not _in_store(pipeline) or pipeline.is_set("lake.iceberg.uri"):
+    if not _in_store(pipeline) or pipeline.is_set("lake.iceberg.uri") or pipeline.lake.iceberg.type == "glue":
         return
     summary = "Iceberg tables in an object store need a catalog that every machine reaches"
-    hint = "set `lake.iceberg.type` and `lake.iceberg.uri` to a REST catalog or a PostgreSQL database"
+    hint = "set `lake.iceberg.type` and `lake.iceberg.uri` to a REST catalog, a Hive metastore or a PostgreSQL database"
     formats = {"bronze": pipeline.bronze.format, "silver.defaults": pipeline.silver.defaults.format}
     formats |= {f"silver.tables[{i}]": table.format for i, table in enumerate(pipeline.silver.tables) if table.format}
     for path, format_ in formats.items():
@@ -218,13 +218,30 @@ def _cluster(pipeline: CheckedPipeline) -> Iterator[Finding]:
             yield Finding(Problem.LAKE_LAYOUT, f"spark.conf.{name}", summary, "names begin with `spark.`")
 
 
+_CATALOG_ADDRESSES = {
+    "sql": (r"(sqlite:///|postgresql(\+psycopg)?://)", "postgresql+psycopg://…` or `sqlite:////…"),
+    "rest": (r"https?://", "https://…"),
+    "hive": (r"thrift://[^:/]+:\d+$", "thrift://host:9083"),
+    "glue": (r"https?://", "https://…"),
+}
+
+
 def _catalog(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    catalog = pipeline.lake.iceberg
-    form = r"https?://" if catalog.type == "rest" else r"(sqlite:///|postgresql(\+psycopg)?://)"
-    if catalog.uri is not None and not re.match(form, catalog.uri):
-        hint = "for `type: sql` write `postgresql+psycopg://…` or `sqlite:////…`, for `type: rest` `https://…`"
+    catalog, storage = pipeline.lake.iceberg, pipeline.lake.storage
+    form, example = _CATALOG_ADDRESSES[catalog.type]
+    if catalog.uri is None and catalog.type in {"rest", "hive"}:
+        hint = f"add the address of the server, for example `uri: {example.replace('…', 'catalog.example.com/api')}`"
+        yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg", f"a catalog of `type: {catalog.type}` requires `uri`", hint)
+    elif catalog.uri is not None and not re.match(form, catalog.uri):
         summary = f"not a valid address of a catalog of `type: {catalog.type}`"
-        yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg.uri", summary, hint)
+        yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg.uri", summary, f"write `{example}`")
+    if catalog.type == "glue" and not _in_store(pipeline) and not (catalog.warehouse or "").startswith("s3://"):
+        summary, hint = "tables in AWS Glue are in S3", "set `warehouse: s3://bucket/folder`"
+        yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg", summary, hint)
+    if catalog.type == "glue" and storage is not None and storage.credentials == "keys":
+        summary = "Spark's client of AWS Glue takes only credentials of the environment"
+        hint = "set `lake.storage.credentials: environment`, and remove the keys"
+        yield Finding(Problem.LAKE_LAYOUT, "lake.storage", summary, hint)
 
 
 def _redact_strategies(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -424,12 +441,6 @@ _RULES = (
         Problem.LAKE_LAYOUT, "bronze.path", lambda p: p.bronze.format == "iceberg" and p.bronze.path,
         "the catalog determines the location of an Iceberg table",
         "remove `path`; `lake.iceberg.warehouse` sets the location of the catalog's tables",
-    ),
-    Rule(
-        Problem.LAKE_LAYOUT, "lake.iceberg",
-        lambda p: p.lake.iceberg.type == "rest" and not p.is_set("lake.iceberg.uri"),
-        "a REST catalog requires `uri`",
-        "add the address of the server, for example `uri: https://catalog.example.com/api`",
     ),
     _catalog,
     _cluster,

@@ -1,8 +1,9 @@
 """`check`: tests every prerequisite of a run separately, with a remedy for each problem.
 
-Nothing is changed. It checks this machine (Java, Spark, jars, Python packages, the lake's folder; no network), the
-source, and transforms and rules: whether their columns exist and have suitable types. Checks that depend on a failed
-one (the tables of an unreachable server) are skipped, so the first ✗ is the one to fix first.
+Nothing is changed; a scratch table in an Iceberg catalog is removed. It checks this machine (Java, Spark, jars, Python
+packages, the lake's folder; no network), the source, how commits to each table are fenced, and transforms and rules:
+whether their columns exist and have suitable types. Checks that depend on a failed one (the tables of an unreachable
+server) are skipped, so the first ✗ is the one to fix first.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -52,6 +53,7 @@ from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.transforms import silver_shape
 from cdc_lake.source.postgres.plugins import PGOUTPUT
 from cdc_lake.source.sql_text import quote_table
+from cdc_lake.tables.catalog_fence import silver_fence
 from cdc_lake.tables.spark_session import JAVA_MAJORS, SPARK_VERSION, java_found, java_version, packages_of
 from cdc_lake.tables.types import silver_names
 
@@ -312,7 +314,7 @@ def examine(project: Project, *, receives: bool = False) -> Examination:
     check_lines += _redaction(project)
     if receives:
         return Examination(tuple(check_lines), ())
-    check_lines += [*_owner_lines(project), *names(project), *transforms(project), *rules(project)]
+    check_lines += [*_owner_lines(project), *_fences(project), *names(project), *transforms(project), *rules(project)]
     try:
         types = type_ledger(project)
     except SourceError:
@@ -370,6 +372,29 @@ def _owner_lines(project: Project) -> Iterator[CheckLine]:
     except CdcLakeError:
         return  # reported above
     yield from (failure_line("silver", error) for error in refused)
+
+
+def _fences(project: Project) -> Iterator[CheckLine]:
+    """By what the commits of each silver table are kept apart from those of others."""
+    try:
+        with source_view(project) as source:
+            targets = [project.target(name) for name in source.tables()]
+    except CdcLakeError:
+        return  # reported above
+    for kind in ("delta", "iceberg"):
+        if tables := ", ".join(sorted(target.label for target in targets if target.format == kind)):
+            try:
+                yield CheckLine(ok=True, subject="fence", text=f"{_fence(project, kind)}: {tables}")
+            except CdcLakeError as refusal:
+                yield replace(failure_line("fence", refusal), text=f"{refusal.message}: {tables}")
+
+
+def _fence(project: Project, kind: str) -> str:
+    if kind == "iceberg":
+        return f"{silver_fence(project)} (Iceberg, catalog of type {project.pipeline.lake.iceberg.type})"
+    if project.lake_address is not None:
+        return "conditional put (Delta, log in the object store)"
+    return "link without replacing (Delta, log in a local folder)"
 
 
 def _redaction(project: Project) -> Iterator[CheckLine]:
