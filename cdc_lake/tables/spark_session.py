@@ -160,6 +160,8 @@ def start(project: Project, given: SparkSession | None = None, *, log: Path | No
     _quiet_gateway()
     builder = SparkSession.builder.appName(f"cdc_lake {project.name}")
     private, submitted = secret_settings(project), "PYSPARK_GATEWAY_PORT" in os.environ
+    if submitted:
+        _require_jars(project)
     for key, value in static_settings(project).items():
         if key not in (_OF_SUBMIT if submitted else private):
             builder = builder.config(key, value)
@@ -168,25 +170,24 @@ def start(project: Project, given: SparkSession | None = None, *, log: Path | No
             spark = builder.getOrCreate()
         except Exception as cause:
             raise SparkNotStarted(f"Spark did not start; its output is in {log}") from cause
-    if submitted:
-        _require_jars(spark, project)
     _settle_jvm(spark)
     return _reaching(apply_settings(spark), project)
 
 
-def _require_jars(spark: SparkSession, project: Project) -> None:
+def _require_jars(project: Project) -> None:
     """Raise SparkNotStarted if `spark-submit` was not given the jars: Spark ignores missing extensions."""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark
+    from pyspark import SparkContext  # noqa: PLC0415 - an extra: a receiver has no Spark
 
-    jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
-    assert jvm is not None, "it was just started"
+    SparkContext._ensure_initialized()  # noqa: SLF001 - pyspark has no other word for it
+    jvm = SparkContext._jvm  # noqa: SLF001
+    assert jvm is not None, "`spark-submit` started it"
     in_store = project.pipeline.lake.storage is not None
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     for name in (*EXTENSIONS, *([STORE_CLASS] if in_store else [])):
         try:
             loader.loadClass(name)
         except Py4JJavaError as cause:
-            spark.stop()
             given = f"--packages {','.join(packages_of(project))}{f' --jars {LOG_STORE}' if in_store else ''}"
             message = f"`spark-submit` was not given the JAR file of {name}"
             raise SparkNotStarted(message, hint=f"add `{given}` to `spark-submit`") from cause
