@@ -24,7 +24,6 @@ from cdc_lake.config.project import Project
 from cdc_lake.config.secrets import secret_values
 from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, NEEDED, from_cluster
 from cdc_lake.errors import (
-    CdcLakeError,
     JobParametersWrong,
     LakeFolderUnfit,
     RuntimeUnfit,
@@ -121,21 +120,15 @@ def maintain() -> None:
 
 
 def _run(name: str, work: Callable[[Pipeline, bool, ProgressReporter], object]) -> None:
-    """Run an entry point; an error that ends it gets its code, location and remedy as notes."""
-    try:
-        job_parameters = parameters(name, sys.argv[1:])
-        loaded = Pipeline.load(
-            Path(job_parameters[NEEDED]), environment=job_parameters.get("environment") or None, secrets=from_cluster
-        )
-        project = loaded.project
-        configure(sys.stderr, level=Level.INFO, secrets=secret_values(project.pipeline))
-        require_folder(project)
-        work(loaded, job_parameters.get("once") == "true", Log(project.name, name).report)
-    except CdcLakeError as error:
-        for note in (f"error[{error.code}]", error.where and f"in {error.where}", error.remedy):
-            if note:
-                error.add_note(note)
-        raise
+    """Run an entry point."""
+    job_parameters = parameters(name, sys.argv[1:])
+    loaded = Pipeline.load(
+        Path(job_parameters[NEEDED]), environment=job_parameters.get("environment") or None, secrets=from_cluster
+    )
+    project = loaded.project
+    configure(sys.stderr, level=Level.INFO, secrets=secret_values(project.pipeline))
+    require_folder(project)
+    work(loaded, job_parameters.get("once") == "true", Log(project.name, name).report)
 
 
 def parameters(name: str, arguments: Sequence[str]) -> Mapping[str, str]:
