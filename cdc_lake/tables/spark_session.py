@@ -188,7 +188,8 @@ def _require_jars(project: Project) -> None:
         try:
             loader.loadClass(name)
         except Py4JJavaError as cause:
-            given = f"--packages {','.join(packages_of(project))}{f' --jars {LOG_STORE}' if in_store else ''}"
+            given = f"--packages {','.join(packages_of(project))} --exclude-packages {','.join(EXCLUDES)}"
+            given += f" --jars {LOG_STORE}" if in_store else ""
             message = f"`spark-submit` was not given the JAR file of {name}"
             raise SparkNotStarted(message, hint=f"add `{given}` to `spark-submit`") from cause
 
