@@ -104,7 +104,14 @@ EXTENSIONS: Final = (
 )
 STORE_CLASS: Final = "cdc_lake.ConditionalPutLogStore"
 
-_OF_SUBMIT = ("spark.driver.extraJavaOptions", "spark.driver.memory", "spark.jars.packages", "spark.master")
+_OF_SUBMIT = (
+    "spark.driver.extraJavaOptions",
+    "spark.driver.memory",
+    "spark.jars",
+    "spark.jars.excludes",
+    "spark.jars.packages",
+    "spark.master",
+)
 """What `spark-submit` has decided before this program begins."""
 
 _ENDS_IT = "org.apache.spark.util.SparkUncaughtExceptionHandler"
