@@ -14,7 +14,17 @@ from typing import Any, assert_never
 
 import pyarrow as pa
 
-from cdc_lake.config import rules
+from cdc_lake.config.rules import (
+    Expectation,
+    ForeignKey,
+    Freshness,
+    Monotonic,
+    RowCount,
+    TableRule,
+    Unique,
+    named_columns,
+    rule_name,
+)
 from cdc_lake.errors import QualityEngineMissing, QualityError, RuleDoesNotFit
 from cdc_lake.quality import great_expectations
 from cdc_lake.quality.table_rules import BuiltIn, Referenced, Tally, in_order, instants, tally
@@ -26,11 +36,11 @@ class TableView:
 
     rows: pa.Table
     current_time: dt.datetime
-    referenced: Callable[[rules.ForeignKey], Referenced]
+    referenced: Callable[[ForeignKey], Referenced]
 
 
 def judge_table(
-    view: TableView, rules: Sequence[rules.TableRule], name: str, *, with_engine: bool = True, examples: int = 0
+    view: TableView, rules: Sequence[TableRule], name: str, *, with_engine: bool = True, examples: int = 0
 ) -> great_expectations.SuiteResult:
     """Evaluate every rule on a table; one that does not fit is reported as broken, the others are still evaluated.
 
@@ -49,13 +59,13 @@ def judge_table(
 
 
 def _judge(
-    view: TableView, rule: rules.TableRule, name: str, *, with_engine: bool, examples: int
+    view: TableView, rule: TableRule, name: str, *, with_engine: bool, examples: int
 ) -> tuple[great_expectations.RuleResult, dict[str, Any]]:
-    if isinstance(rule, rules.Expectation):
+    if isinstance(rule, Expectation):
         raw = run_expectation(view.rows, rule, name)
         (result,) = raw["results"]
         return _rule_result(rule, _tally_of_result(result), broken=great_expectations.evaluation_error(result)), raw
-    referenced = view.referenced(rule) if isinstance(rule, rules.ForeignKey) else None
+    referenced = view.referenced(rule) if isinstance(rule, ForeignKey) else None
     outcome = tally(rule, view.rows, view.current_time, referenced, examples)
     if not with_engine:
         return _rule_result(rule, outcome), {}
@@ -74,24 +84,24 @@ def evaluate_with_engine(view: TableView, rule: BuiltIn, name: str) -> dict[str,
     import pandas as pd  # noqa: PLC0415 - only where a suite runs
 
     with great_expectations.quiet():
-        gxe, meta = great_expectations.engine().expectations, {"meta": {"rule": rules.rule_name(rule)}}
+        gxe, meta = great_expectations.engine().expectations, {"meta": {"rule": rule_name(rule)}}
         match rule:
-            case rules.Unique(columns=columns):
+            case Unique(columns=columns):
                 data = pd.DataFrame({c: great_expectations.exact_series(view.rows.column(c)) for c in columns})
                 expectation = _unique(gxe, columns, meta)
-            case rules.ForeignKey():
+            case ForeignKey():
                 return {}
-            case rules.RowCount(min=low, max=high):
+            case RowCount(min=low, max=high):
                 data = pd.DataFrame(index=range(view.rows.num_rows))
                 expectation = gxe.ExpectTableRowCountToBeBetween(min_value=low, max_value=high, **meta)
-            case rules.Freshness(column=column, max_age=age):
+            case Freshness(column=column, max_age=age):
                 values = instants(view.rows.column(column)).drop_null()
                 if not len(values):
                     return {}  # without values it reports neither
                 data = pd.DataFrame({column: values.to_pandas()})
                 oldest = view.current_time - dt.timedelta(milliseconds=age)
                 expectation = gxe.ExpectColumnMaxToBeBetween(column=column, min_value=oldest, **meta)
-            case rules.Monotonic(column=column, by=by, strict=strict):
+            case Monotonic(column=column, by=by, strict=strict):
                 data = pd.DataFrame(
                     {column: great_expectations.exact_series(pa.chunked_array([in_order(view.rows, column, by)]))}
                 )
@@ -107,7 +117,7 @@ def _unique(gxe: Any, columns: Sequence[str], meta: Mapping[str, Any]) -> Any:
     return gxe.ExpectCompoundColumnsToBeUnique(column_list=list(columns), ignore_row_if="any_value_is_missing", **meta)
 
 
-def run_expectation(rows: pa.Table, rule: rules.Expectation, name: str) -> dict[str, Any]:
+def run_expectation(rows: pa.Table, rule: Expectation, name: str) -> dict[str, Any]:
     """Evaluate an expectation by name over all columns with Great Expectations; its JSON.
 
     Raises RuleDoesNotFit, QualityEngineMissing.
@@ -119,20 +129,18 @@ def run_expectation(rows: pa.Table, rule: rules.Expectation, name: str) -> dict[
         )
 
 
-def build_expectation(rule: rules.Expectation) -> Any:
+def build_expectation(rule: Expectation) -> Any:
     """The expectation that a rule names, with its arguments.
 
     Raises RuleDoesNotFit if the name or the arguments are unknown; QualityEngineMissing.
     """
-    where = f"rule {rules.rule_name(rule)}"
+    where = f"rule {rule_name(rule)}"
     with great_expectations.quiet():
         registry = importlib.import_module(f"{great_expectations.engine().__name__}.expectations.registry")
         if rule.expectation not in registry.list_registered_expectation_implementations():
             raise RuleDoesNotFit(f"this Great Expectations has no `{rule.expectation}`", where=where)
         try:
-            return registry.get_expectation_impl(rule.expectation)(
-                **rule.arguments, meta={"rule": rules.rule_name(rule)}
-            )
+            return registry.get_expectation_impl(rule.expectation)(**rule.arguments, meta={"rule": rule_name(rule)})
         except (TypeError, ValueError) as cause:
             text = f"`{rule.expectation}` does not accept these arguments{_complaints(cause)}"
             raise RuleDoesNotFit(text, where=where) from cause
@@ -155,13 +163,13 @@ def _tally_of_result(result: Mapping[str, Any]) -> Tally:
     return Tally(1, 0 if result["success"] else 1, observed)
 
 
-def _rule_result(rule: rules.TableRule, outcome: Tally, *, broken: str = "") -> great_expectations.RuleResult:
+def _rule_result(rule: TableRule, outcome: Tally, *, broken: str = "") -> great_expectations.RuleResult:
     if broken:
         outcome = Tally(0, 0)
     return great_expectations.RuleResult(
-        rule=rules.rule_name(rule),
+        rule=rule_name(rule),
         kind=rule.rule,
-        column=", ".join(rules.named_columns(rule)),
+        column=", ".join(named_columns(rule)),
         on_fail=rule.on_fail,
         evaluated=outcome.evaluated,
         failed=outcome.failed,

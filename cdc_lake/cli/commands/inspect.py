@@ -14,8 +14,8 @@ import typer
 from typer import Argument, Option
 
 from cdc_lake.cli.command import Call, Epoch, verb
-from cdc_lake.cli.text import format_value, size, table
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.cli.text import format_value, table
+from cdc_lake.model.diagnostic import pluralize, size
 from cdc_lake.model.position import END
 from cdc_lake.observability.failpoints import FailpointList
 from cdc_lake.source.base import format_stream_position

@@ -13,8 +13,8 @@ from cdc_lake.cli.command import Call, Environment, verb
 from cdc_lake.cli.commands.inspect import inspect_app
 from cdc_lake.cli.output import keep_out
 from cdc_lake.cli.process import EXIT_FAILED, EXIT_INTERRUPTED
-from cdc_lake.cli.text import seconds, size
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.cli.text import seconds
+from cdc_lake.model.diagnostic import pluralize, size
 
 if TYPE_CHECKING:
     from cdc_lake.devtools.replay import Reading, Recorded, Replayed

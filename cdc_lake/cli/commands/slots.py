@@ -9,8 +9,8 @@ import typer
 from typer import Argument, Option
 
 from cdc_lake.cli.command import Call, Wait, verb
-from cdc_lake.cli.text import size, table, wrap_line
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.cli.text import table, wrap_line
+from cdc_lake.model.diagnostic import pluralize, size
 
 if TYPE_CHECKING:
     from cdc_lake.connectors import base

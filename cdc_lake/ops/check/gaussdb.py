@@ -15,7 +15,6 @@ from cdc_lake.config.gaussdb_options import Mode, as_number
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
 from cdc_lake.config.validation.gaussdb import judge
-from cdc_lake.connectors.base import size
 from cdc_lake.connectors.gaussdb import decoding
 from cdc_lake.connectors.gaussdb.adapter import check_resume, is_slot_intended
 from cdc_lake.connectors.gaussdb.csn_order import order_of, refuse_csn
@@ -32,6 +31,7 @@ from cdc_lake.errors import (
     ServerUnreachable,
     SlotActive,
 )
+from cdc_lake.model.diagnostic import size
 from cdc_lake.model.position import format_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.ops.findings import (

@@ -150,16 +150,16 @@ def slot_line(  # noqa: PLR0911  # one return a state
     return CheckLine(ok=True, subject="slot", text=f"{project.slot} is free, confirmed up to {facts.confirmed}")
 
 
-def qhb_lines(source: PostgresSource, server: server.Product) -> Iterator[CheckLine]:
+def qhb_lines(source: PostgresSource, product: server.Product) -> Iterator[CheckLine]:
     """Differences from PostgreSQL, if the pipeline states QHB."""
     if source.type != "qhb":
         return
-    if server.name == "QHB":
-        newest = protocol_of(parse_release(server.release))
-        text = f"read as PostgreSQL {server.major}: pgoutput's protocol up to version {newest}, no slots on standbys"
+    if product.name == "QHB":
+        newest = protocol_of(parse_release(product.release))
+        text = f"read as PostgreSQL {product.major}: pgoutput's protocol up to version {newest}, no slots on standbys"
         yield CheckLine(ok=True, subject="release", text=text)
-    if not server.names_qhb:
-        text = f"version() does not name QHB: {server.says}"
+    if not product.names_qhb:
+        text = f"version() does not name QHB: {product.says}"
         fix = "check that this is the intended server; for PostgreSQL: `source.type: postgres`"
         yield CheckLine(ok=None, subject="release", text=text, fix=fix)
     text = "cdc_lake has never been run against a QHB: only its manual indicates that this works"
@@ -202,10 +202,10 @@ def findings(project: Project) -> Iterator[CheckLine]:
         yield from _prepares(project, session)
 
 
-def _options(project: Project, session: Session, server: server.Product) -> Iterator[CheckLine]:
+def _options(project: Project, session: Session, product: server.Product) -> Iterator[CheckLine]:
     """The options of pgoutput besides the publication."""
     try:
-        stream_options(project, server)
+        stream_options(project, product)
         check_binary(project, session)
     except NoTableMatches:
         return  # reported before

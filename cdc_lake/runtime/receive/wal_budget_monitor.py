@@ -25,11 +25,10 @@ from cdc_lake.config.model import Batch
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import WalBudget
 from cdc_lake.connectors import wal_budget
-from cdc_lake.connectors.base import size
 from cdc_lake.connectors.factory import slot_care
 from cdc_lake.connectors.snapshot_copy import PeriodicTask
 from cdc_lake.errors import CdcLakeError, SlotGivenUp, WalBudgetExceeded
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.diagnostic import pluralize, size
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 
 LOOK_EVERY: Final = 10.0
