@@ -28,11 +28,24 @@ from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import PREPARED, QUARANTINE_RECORDED, TABLE_MERGED, failpoint
-from cdc_lake.runtime.apply import table_integrity
 from cdc_lake.runtime.apply.merge import ApplyTotals, MergeResult, merge
 from cdc_lake.runtime.apply.schema_changes import refused_names
 from cdc_lake.runtime.apply.span_planning import Copied, SpanPlan, TableTask
 from cdc_lake.runtime.apply.spark_sessions import Sessions, SparkLives, capture_errors, translate_errors
+from cdc_lake.runtime.apply.table_integrity import (
+    CommitLost,
+    CommitUnrecorded,
+    GenerationReplaced,
+    InSync,
+    Violated,
+    find_violation,
+    is_tolerated,
+    is_untouched,
+    merge_may_be_lost,
+    missing_quarantine_rows,
+    reconcile,
+    was_merged_again,
+)
 from cdc_lake.runtime.apply.table_span import MergePlan, prepare
 from cdc_lake.runtime.apply.transaction_groups import GroupSteps
 from cdc_lake.silver.row_tracing import NOTHING_WAITS
@@ -191,21 +204,19 @@ class TablePlanner:
             if table.version is None or table.state == PAUSED:
                 continue
             target = self._project.target(TableName.parse(relation))
-            if table_integrity.is_untouched(self._project, target, state, table, quarantine):
+            if is_untouched(self._project, target, state, table, quarantine):
                 continue
             committed = table_log(self._project, target).marker(state.stream)
             recorded, violation = self._audit_with_quarantine(state, target, table, committed, quarantine)
-            match table_integrity.reconcile(recorded, committed, violation, table.position):
-                case table_integrity.Violated(error):
+            match reconcile(recorded, committed, violation, table.position):
+                case Violated(error):
                     result[relation] = self.set_aside(target, table.position, error, table)
-                case table_integrity.CommitLost():
+                case CommitLost():
                     result[relation] = replace(self._rewound(state, target, table, committed), state=FAILED)
-                case table_integrity.GenerationReplaced(reached):
+                case GenerationReplaced(reached):
                     replaced = self._state_at_marker(state, target, committed, reached, quarantine)
                     result[relation] = replaced if reached >= position else replace(replaced, state=FAILED)
-                case (
-                    table_integrity.InSync() | table_integrity.CommitUnrecorded()
-                ):  # the next span that touches it takes its position
+                case InSync() | CommitUnrecorded():  # the next span that touches it takes its position
                     result[relation] = recorded
         return result
 
@@ -225,19 +236,17 @@ class TablePlanner:
             if (
                 table is None
                 or table.state != ACTIVE
-                or not table_integrity.merge_may_be_lost(self._project, target, state.stream, table)
+                or not merge_may_be_lost(self._project, target, state.stream, table)
             ):
                 continue
             committed = table_log(self._project, target).marker(state.stream)
             recorded, violation = self._audit(state.stream, target, table, committed)
-            match table_integrity.reconcile(recorded, committed, violation, table.position):
-                case table_integrity.Violated(error):
+            match reconcile(recorded, committed, violation, table.position):
+                case Violated(error):
                     result[relation] = self.set_aside(target, table.position, error, table)
-                case table_integrity.CommitLost():
+                case CommitLost():
                     result[relation] = replace(self._rewound(state, target, table, committed), state=FAILED)
-                case (
-                    table_integrity.InSync() | table_integrity.CommitUnrecorded() | table_integrity.GenerationReplaced()
-                ):
+                case InSync() | CommitUnrecorded() | GenerationReplaced():
                     result[relation] = recorded
         return result
 
@@ -247,12 +256,12 @@ class TablePlanner:
         """What a table has to wait for because of its commits, None if nothing; and its state, with the version that
         has its rows: that of a tolerated foreign commit, or of a merge that was repeated.
         """
-        error = table_integrity.find_violation(self._project, target, stream, recorded, committed)
+        error = find_violation(self._project, target, stream, recorded, committed)
         if error is not None and committed.version is not None:
             error = self._ownership.refusal(target) or error
-        if error is None and table_integrity.was_merged_again(self._project, target, stream, recorded, committed):
+        if error is None and was_merged_again(self._project, target, stream, recorded, committed):
             return replace(recorded, version=committed.version), None
-        if error is None or not table_integrity.is_tolerated(self._project, error):
+        if error is None or not is_tolerated(self._project, error):
             return recorded, error
         self._report(ProgressEvent("warning", error.message, facts={"code": error.code}))
         return replace(recorded, version=committed.version), None
@@ -268,7 +277,7 @@ class TablePlanner:
         """The same, with its quarantine rows; those of replaced content were deleted, and are not missed."""
         recorded, error = self._audit(state.stream, target, recorded, committed)
         if error is None and committed.generation <= recorded.generation:
-            error = table_integrity.missing_quarantine_rows(quarantine, target, state.epoch, recorded)
+            error = missing_quarantine_rows(quarantine, target, state.epoch, recorded)
         return recorded, error
 
     def _state_at_marker(
@@ -346,22 +355,22 @@ class TablePlanner:
         current, violation = recorded, None
         if recorded is not None:
             current, violation = self._audit_with_quarantine(state, target, recorded, committed, quarantine)
-        match table_integrity.reconcile(current, committed, violation, expected):
-            case table_integrity.Violated(error):
+        match reconcile(current, committed, violation, expected):
+            case Violated(error):
                 plan.tables[relation] = self.set_aside(target, expected, error, recorded)
                 return
-            case table_integrity.CommitLost():
+            case CommitLost():
                 assert current is not None, "only a recorded merge can be lost"
                 current = self._rewound(state, target, current, committed)
-            case table_integrity.GenerationReplaced(position):
+            case GenerationReplaced(position):
                 current = self._state_at_marker(state, target, committed, position, quarantine)
-            case table_integrity.CommitUnrecorded(position):  # the previous run was killed, or got no answer
+            case CommitUnrecorded(position):  # the previous run was killed, or got no answer
                 self._fresh_since[relation] = time.monotonic()
                 reached = state_from_marker(target, state, committed, position, quarantine)
                 layout, copied = (None, None) if current is None else (current.layout, current.copied)
                 layout = self.layout_at(state, target, expected, position, layout)
                 current = replace(reached, layout=layout, copied=copied)
-            case table_integrity.InSync():
+            case InSync():
                 pass
         if current is not None:
             plan.tables[relation] = current
