@@ -15,7 +15,7 @@ from textwrap import TextWrapper
 from typing import TYPE_CHECKING, TypeVar
 
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.model.diagnostic import Diagnostic, Severity, UnknownCode, pluralize, printable
+from cdc_lake.model.diagnostic import Diagnostic, Severity, UnknownCode, pluralize, printable, size
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.source.base import format_stream_position
 
@@ -73,16 +73,6 @@ def format_value(value: str | None) -> str:
 def format_key(key: Sequence[str | None]) -> str:
     """The values of a key in parentheses."""
     return f"({', '.join('NULL' if part is None else part for part in key)})"
-
-
-def size(value: int | None) -> str:
-    """Bytes with a suitable unit, `-` if unknown."""
-    if value is None:
-        return "-"
-    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while abs(amount) >= 1024 and len(units) > 1:
-        amount, units = amount / 1024, units[1:]
-    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
 def seconds(value: float | None) -> str:

@@ -74,6 +74,16 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def size(value: int | None) -> str:
+    """Bytes with a suitable unit, `-` if unknown."""
+    if value is None:
+        return "-"
+    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(amount) >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
 class Problem(enum.StrEnum):
     """The codes of diagnostics."""
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.connectors.base import TableFacts, size
+from cdc_lake.connectors.base import TableFacts
 from cdc_lake.connectors.factory import source_view
 from cdc_lake.connectors.table_sync import TableChanges
 from cdc_lake.errors import CdcLakeError, CopyUnplaced, SourceError, WalBudgetExceeded
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.diagnostic import pluralize, size
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.silver.layout_mapping import RelationMapping, make_shape
 

@@ -29,16 +29,7 @@ from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.ops.findings import CheckLine
-from cdc_lake.runtime.apply.schema_changes import (
-    check_columns,
-    check_layout_divisible,
-    check_made,
-    check_names,
-    copied_again,
-    layout_changes,
-    unconvertible,
-    words_read,
-)
+from cdc_lake.runtime.apply import schema_changes
 from cdc_lake.silver.kind import WORKING
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.transforms import silver_names_of, taken_columns
@@ -174,7 +165,7 @@ def _columns(relation: Relation, target: Target) -> Iterator[ColumnLedger]:
 
 
 def _ledger_of_columns(columns: Sequence[TypedColumn], target: Target) -> Iterator[ColumnLedger]:
-    names, read = taken_columns(columns, target.transforms), words_read(target)
+    names, read = taken_columns(columns, target.transforms), schema_changes.words_read(target)
     for index, typed_column in enumerate(columns):
         column, kind = typed_column.source, typed_column.type
         if index in names:
@@ -240,7 +231,7 @@ def plan(project: Project, *, adopt: Container[str] = frozenset()) -> Plan:
     with source_view(project) as source:
         at_source = list(source.steps(reader.state))
         names = source.tables()
-        check_names(project, names)
+        schema_changes.check_names(project, names)
         adoptions = check_owned(project, names, source.origin, adopt)
         actions = (*at_source, *_silver(project, source, reader, names, adoptions))
         types = ledger_of(project, source, lambda target: table_log(project, target).columns() or ())
@@ -267,7 +258,7 @@ def _silver(
             continue
         if not table_log(project, target).exists():
             if target.partition_by and (layout := source.layout(name)) is not None:
-                check_layout_divisible(project, target, redaction_of(project).relation(layout))
+                schema_changes.check_layout_divisible(project, target, redaction_of(project).relation(layout))
             text = f"create {target.format} table {target.label} from {name}"
             yield Action(ActionKind.CREATE_TABLE, target.label, text)
             continue
@@ -282,7 +273,7 @@ def _silver(
             layout = redaction_of(project).relation(now)
             waits += _foreign(project, reader, target, layout)
             for change in _pending(project, reader, state, target, listed, layout):
-                again = unconvertible(change)
+                again = schema_changes.unconvertible(change)
                 waits.append(_copy_again(target, change, state) if again else _action(target, change))
         yield from waits
         if listed is not None and listed.state == FAILED:
@@ -313,7 +304,7 @@ def _remade(project: Project, target: Target) -> Iterator[Action]:
         text = f"cluster rows of {target.label} by {', '.join(declared.cluster_by) or 'nothing'}"
         yield Action(ActionKind.CLUSTER, target.label, text)
     try:
-        check_made(project, target)
+        schema_changes.check_made(project, target)
     except (TransformChanged, DivisionChanged) as changed:
         advice = f"it waits for `cdc-lake rebuild {target.source}`"
         yield Action(ActionKind.REMAKE, target.label, f"{changed.message}: {advice}", destructive=True)
@@ -326,7 +317,7 @@ def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relati
     wanted = [*silver_names_of(now, target).values(), *own_names(target, now, ())]
     try:
         check_kind(have, wanted, target.label, target.source)
-        check_columns(target, have, now, reader.layouts([target.source]).values())
+        schema_changes.check_columns(target, have, now, reader.layouts([target.source]).values())
     except (KindChanged, UnexpectedColumn) as unfit:
         yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: it waits; {unfit.remedy}", destructive=True)
 
@@ -340,7 +331,7 @@ def _waits(target: Target, listed: TableState, steps: Sequence[Action]) -> Itera
 
 
 def _copy_again(target: Target, change: SchemaChange, state: StreamCheckpoint | None) -> Action:
-    remedy = copied_again(target)
+    remedy = schema_changes.copied_again(target)
     if state is not None and not takes_table_copies(state.stream):
         remedy = without_table_copies(remedy)
     text = f"{change.text(target.label)}: {remedy}"
@@ -368,10 +359,10 @@ def _pending(
         )
         ahead = [layouts[run.layout] for run in summary.runs]
     if follows is None:
-        yield from layout_changes(target, None, now, have)
+        yield from schema_changes.layout_changes(target, None, now, have)
         return
     for layout in (*ahead, now):
-        changes = layout_changes(target, follows, layout, have)
+        changes = schema_changes.layout_changes(target, follows, layout, have)
         yield from changes
         have, follows = columns_after(have, changes), layout
 

@@ -24,18 +24,8 @@ from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.position import OrderDomain, format_position, parse_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.ops.status import Status, TableStatus
+from cdc_lake.quality import report
 from cdc_lake.quality.great_expectations import SuiteResult
-from cdc_lake.quality.report import (
-    DifferingKey,
-    Judged,
-    Lag,
-    QuarantineSummary,
-    ReportData,
-    RuleState,
-    RunState,
-    TableState,
-    Verdict,
-)
 from cdc_lake.quality.rules import reason
 from cdc_lake.runtime.cut_gate import GateFindings, SilverJudge
 from cdc_lake.silver.kinds import kind_by_columns
@@ -57,7 +47,7 @@ class Evidence:
     suites: dict[str, SuiteResult] = field(default_factory=dict)
     results: list[QualityRow] = field(default_factory=list)
 
-    def collect(self) -> ReportData:
+    def collect(self) -> report.ReportData:
         """Everything, as the value to render."""
         if not self.status.reachable:
             self.notes.append(
@@ -83,13 +73,13 @@ class Evidence:
             state for target, table in zip(targets, tables, strict=True) for state in judged.states(target, table)
         )
         self.suites, self.results = judge.suites, judge.rows
-        return ReportData(
+        return report.ReportData(
             pipeline=self.project.name,
             generated=self.status.at,
             source=f"{self.project.pipeline.source.type} · {self.status.source}",
             verdict=self._verdict(),
             lags=tuple(
-                Lag(stage, lag.seconds, lag.bytes, lag.transactions)
+                report.Lag(stage, lag.seconds, lag.bytes, lag.transactions)
                 for stage, lag in (
                     ("received", self.status.received),
                     ("landed", self.status.landed),
@@ -115,10 +105,10 @@ class Evidence:
         target: Target,
         cut: WrittenCut | None,
         table_status: TableStatus | None,
-        quarantined: Iterable[QuarantineSummary],
-    ) -> TableState:
+        quarantined: Iterable[report.QuarantineSummary],
+    ) -> report.TableState:
         position = _silver_position(target, cut, table_status)
-        return TableState(
+        return report.TableState(
             name=target.label,
             source=str(target.source),
             format=target.format,
@@ -149,7 +139,7 @@ class Evidence:
 
     def _quarantined_groups(
         self, target: Target, cut: WrittenCut | None, table_status: TableStatus | None
-    ) -> list[QuarantineSummary]:
+    ) -> list[report.QuarantineSummary]:
         """Open holds by the rule that began them: a queued change counts under the rule its key failed."""
         position = _silver_position(target, cut, table_status)
         if cut is None or position is None:
@@ -169,7 +159,9 @@ class Evidence:
             changes[name].append(row["recorded_at"])
         reasons = {rule_name(rule): reason(rule) for rule in target.row_rules}
         return [
-            QuarantineSummary(target.label, name, _because(name, reasons), len(times), len(keys[name]), min(times))
+            report.QuarantineSummary(
+                target.label, name, _because(name, reasons), len(times), len(keys[name]), min(times)
+            )
             for name, times in sorted(changes.items())
         ]
 
@@ -180,9 +172,9 @@ class Evidence:
         runs = sorted(last.values(), key=lambda run: run.started_at)
         return [run for run in runs if {"rules", "changes", "upto"} & _facts(run).keys()][-RUNS:]
 
-    def _run(self, run: RunRow) -> RunState:
+    def _run(self, run: RunRow) -> report.RunState:
         facts = _facts(run)
-        return RunState(
+        return report.RunState(
             started=run.started_at,
             seconds=(run.ended_at - run.started_at).total_seconds() if run.ended_at else None,
             transactions=int(facts.get("transactions") or 0),
@@ -198,7 +190,7 @@ class Evidence:
         streams = self.control.streams()
         return format_position(value, OrderDomain(streams[-1].domain) if streams else OrderDomain.LSN)
 
-    def _verdict(self) -> Verdict | None:
+    def _verdict(self) -> report.Verdict | None:
         """The last result of `compare`, which is stored beside the reports."""
         file = self.project.reports / "compare.json"
         if not file.exists():
@@ -210,13 +202,13 @@ class Evidence:
             return None
 
 
-def verdict(document: Mapping[str, Any]) -> Verdict:
+def verdict(document: Mapping[str, Any]) -> report.Verdict:
     """The verdict over all tables from a comparison's document (`cdc-lake/compare/1`).
 
     Raises KeyError, TypeError or ValueError for anything else.
     """
     as_of, values = document.get("at"), bool(document.get("values"))  # missing in documents of 0.2
-    return Verdict(
+    return report.Verdict(
         verdict=str(document["verdict"]),
         at=dt.datetime.fromisoformat(as_of) if as_of else None,
         position=str(document["position"]),
@@ -232,11 +224,11 @@ def verdict(document: Mapping[str, Any]) -> Verdict:
     )
 
 
-def _differing(table: str, entry: Mapping[str, Any], values: bool) -> DifferingKey:
+def _differing(table: str, entry: Mapping[str, Any], values: bool) -> report.DifferingKey:
     """A key of a comparison's document, without values unless requested."""
     rows = [entry["source"] or {}, entry["silver"] or {}]
     names = entry["columns"] or sorted({*rows[0], *rows[1]}, key=lambda name: (name not in rows[0], name))
-    return DifferingKey(
+    return report.DifferingKey(
         table=table,
         kind=str(entry["kind"]),
         key=", ".join("NULL" if part is None else str(part) for part in entry["key"]) if values else "",
@@ -289,7 +281,7 @@ class RuleEvidence:
     runs: Sequence[RunRow]
     past: pa.Table
 
-    def states(self, target: Target, table: TableState) -> list[RuleState]:
+    def states(self, target: Target, table: report.TableState) -> list[report.RuleState]:
         """The rules of the file in order, then others with counted failures."""
         history = _history(target.label, self.runs)
         written = {rule_name(rule): self._rule_location(target, index) for index, rule in enumerate(target.rules)}
@@ -313,20 +305,20 @@ class RuleEvidence:
 def _state(
     target: Target,
     rule: RowRule | TableRule,
-    gate: tuple[Judged, ...],
+    gate: tuple[report.Judged, ...],
     silver: GateFindings,
     written: str,
-) -> RuleState:
+) -> report.RuleState:
     result = silver.results.get(rule_name(rule))
     judged = result is not None and not result.broken and not result.elsewhere
-    return RuleState(
+    return report.RuleState(
         table=target.label,
         rule=rule_name(rule),
         kind=rule.rule,
         column=", ".join(named_columns(rule)),
         on_fail=rule.on_fail,
         history=gate,
-        suite=Judged(result.evaluated, result.failed) if result is not None and judged else None,
+        suite=report.Judged(result.evaluated, result.failed) if result is not None and judged else None,
         suite_note=(result.elsewhere if result is not None else "") or silver.note,
         broken=result.broken if result is not None else "",
         written=written,
@@ -336,27 +328,27 @@ def _state(
     )
 
 
-def _with_past(state: RuleState, past: pa.Table) -> RuleState:
+def _with_past(state: report.RuleState, past: pa.Table) -> report.RuleState:
     """The rule with the results of earlier reports, oldest first, then the current one."""
     same = past.filter((pc.field("table") == state.table) & (pc.field("rule") == state.rule))
     same = same.filter(pc.field("error") == "").sort_by("judged_at")
-    earlier = [Judged(row["evaluated"], row["failed"]) for row in same.to_pylist()]
+    earlier = [report.Judged(row["evaluated"], row["failed"]) for row in same.to_pylist()]
     assert state.suite is not None
     return replace(state, past=(*earlier, state.suite)[-RUNS:])
 
 
-def _history(table: str, runs: Sequence[RunRow]) -> dict[str, list[tuple[Judged, str]]]:
+def _history(table: str, runs: Sequence[RunRow]) -> dict[str, list[tuple[report.Judged, str]]]:
     """By rule: how many changes each run evaluated and failed, oldest run first, and the rule's `on_fail` then."""
-    history: dict[str, list[tuple[Judged, str]]] = defaultdict(list)
+    history: dict[str, list[tuple[report.Judged, str]]] = defaultdict(list)
     for run in runs:
         for counted in _facts(run).get("rules", ()):
             if counted["table"] == table:
-                judged = Judged(int(counted["evaluated"]), int(counted["failed"]))
+                judged = report.Judged(int(counted["evaluated"]), int(counted["failed"]))
                 history[counted["rule"]].append((judged, str(counted["on_fail"])))
     return history
 
 
-def _unwritten(target: Target, history: Mapping[str, list[tuple[Judged, str]]]) -> list[RuleState]:
+def _unwritten(target: Target, history: Mapping[str, list[tuple[report.Judged, str]]]) -> list[report.RuleState]:
     """Counted failures of rules that are not in the file."""
     states = []
     for name, judged in sorted(history.items()):
@@ -364,5 +356,5 @@ def _unwritten(target: Target, history: Mapping[str, list[tuple[Judged, str]]]) 
             kind, column = ("type", name.removeprefix("type_")) if name.startswith("type_") else ("former rule", "")
             kind = "not sent" if name == NOT_SENT else kind
             history_counts = tuple(counts for counts, _ in judged)
-            states.append(RuleState(target.label, name, kind, column or kind, judged[-1][1], history_counts))
+            states.append(report.RuleState(target.label, name, kind, column or kind, judged[-1][1], history_counts))
     return states

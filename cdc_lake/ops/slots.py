@@ -11,10 +11,11 @@ import threading
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.connectors.base import SlotAdvanced, SlotDetails, SlotDropped, SlotFound, SlotList, SlotMade, size
+from cdc_lake.connectors.base import SlotAdvanced, SlotDetails, SlotDropped, SlotFound, SlotList, SlotMade
 from cdc_lake.connectors.factory import slot_care
 from cdc_lake.control.streams import is_complete
 from cdc_lake.errors import NoStream, SlotMissing
+from cdc_lake.model.diagnostic import size
 from cdc_lake.observability.events import ProgressReporter, silent
 from cdc_lake.runtime.receive.stream_setup import open_stream
 from cdc_lake.runtime.restart import drop

@@ -33,14 +33,7 @@ from cdc_lake.model.position import END, Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.control_schema import (
-    CONTROL_VERSION,
-    ControlName,
-    bring,
-    check_version,
-    needed_upgrades,
-    version_of,
-)
+from cdc_lake.tables import control_schema
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.maintenance import Keep, MaintenanceStep, silver_upkeep
 from cdc_lake.tables.open_silver_table import table_log
@@ -346,9 +339,9 @@ def upgrade(project: Project, *, yes: bool = False) -> Upgrade:
     if yes and upgrade_plan.pending:
         control = control_tables(project)
         with apply_lease(project):
-            for name in get_args(ControlName):
+            for name in get_args(control_schema.ControlName):
                 if any(table.table == _label(name) for table in upgrade_plan.pending):
-                    bring(control.place(name), name)
+                    control_schema.bring(control.place(name), name)
     return Upgrade(upgrade_plan.pipeline, yes, upgrade_plan.tables)
 
 
@@ -357,14 +350,18 @@ def _plan_upgrade(project: Project) -> Upgrade:
     if bronze_table(project).refresh():  # refuses a newer contract
         tables.append(UpgradedTable("bronze", CONTRACT_VERSION, CONTRACT_VERSION, ()))
     control = control_tables(project)
-    for name in get_args(ControlName):
+    for name in get_args(control_schema.ControlName):
         place = control.place(name)
         table = place.open()
         if table is None:
             continue
-        version = version_of(table)
-        check_version(version, name, place.name)
-        tables.append(UpgradedTable(_label(name), version, CONTROL_VERSION, needed_upgrades(table, name)))
+        version = control_schema.version_of(table)
+        control_schema.check_version(version, name, place.name)
+        tables.append(
+            UpgradedTable(
+                _label(name), version, control_schema.CONTROL_VERSION, control_schema.needed_upgrades(table, name)
+            )
+        )
     return Upgrade(project.name, done=False, tables=tuple(tables))
 
 

@@ -14,8 +14,8 @@ import typer
 from typer import Argument, Option
 
 from cdc_lake.cli.command import Call, Epoch, verb
-from cdc_lake.cli.text import format_value, size, table
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.cli.text import format_value, table
+from cdc_lake.model.diagnostic import pluralize, size
 from cdc_lake.model.position import END
 from cdc_lake.observability.failpoints import FailpointList
 from cdc_lake.source.base import format_stream_position
@@ -27,15 +27,7 @@ if TYPE_CHECKING:
     from cdc_lake.comparison.bronze_vs_source import SourceProof
     from cdc_lake.config.project import Project
     from cdc_lake.model.relation import TableName
-    from cdc_lake.ops.inspect import (
-        ChangeView,
-        RowChange,
-        RowEverywhere,
-        SilverRows,
-        SpanView,
-        TransactionLine,
-        TransactionView,
-    )
+    from cdc_lake.ops import inspect
     from cdc_lake.runtime.quarantine import QuarantinedChange
     from cdc_lake.runtime.receive.lag import PreparedList, PreparedTransaction
 
@@ -198,7 +190,7 @@ OPS = {
 _DIGITS = 32  # of a digest; `--json` shows all
 
 
-def transaction_text(transaction: TransactionView) -> str:
+def transaction_text(transaction: inspect.TransactionView) -> str:
     """A transaction: its boundaries, then one line per change."""
     xid = "" if transaction.xid is None else f", xid {transaction.xid}"
     by = f", by {transaction.user}" if transaction.user else ""
@@ -218,7 +210,7 @@ def transaction_text(transaction: TransactionView) -> str:
     return "\n".join(lines + [_change(change) for change in transaction.changes])
 
 
-def span_text(span: SpanView) -> str:
+def span_text(span: inspect.SpanView) -> str:
     """The transactions of a span, one per line, and the totals by table."""
     start_text = "from the start" if span.after < 0 else f"after {format_stream_position(span.stream, span.after)}"
     upto = "" if span.upto == END else f" up to {format_stream_position(span.stream, span.upto)}"
@@ -239,7 +231,7 @@ def span_text(span: SpanView) -> str:
     return "\n".join([*lines, "", *table(totals)] if totals else lines)
 
 
-def _line(stream: str, line: TransactionLine) -> list[str]:
+def _line(stream: str, line: inspect.TransactionLine) -> list[str]:
     changes = "undecodable" if line.undecodable else pluralize(line.changes, "change")
     when = "-" if line.commit_ts is None else f"{line.commit_ts:%Y-%m-%dT%H:%M:%SZ}"
     return [format_stream_position(stream, line.position), when, changes, size(line.bytes)]
@@ -249,7 +241,7 @@ def _kinds(kinds: Mapping[str, int]) -> list[str]:
     return [f"{op} {kinds[op]:,}" if op in kinds else "" for op in "IUDT"]
 
 
-def _change(change: ChangeView) -> str:
+def _change(change: inspect.ChangeView) -> str:
     op = OPS.get(change.op, change.op)
     return f"  {change.ordinal:>4} {op:<8} {change.relation or ''}{_tuples(change.new, change.old, change.unchanged)}"
 
@@ -302,7 +294,7 @@ def time_text(value: datetime | None) -> str:
     return "-" if value is None else value.isoformat(timespec="milliseconds")
 
 
-def row_text(row: RowEverywhere) -> str:
+def row_text(row: inspect.RowEverywhere) -> str:
     """The whole history of a row; `bronze`, `quarantine` and `silver` are the last lines, as a summary."""
     key = ", ".join(f"{column}={value}" for column, value in row.key.items())
     lines = [f"{row.table} ({key}): {pluralize(len(row.events), 'event')}", ""]
@@ -314,7 +306,7 @@ def row_text(row: RowEverywhere) -> str:
     return "\n".join([*lines, *_silver(row.silver)])
 
 
-def _event(event: RowEvent, change: RowChange, *, epoch: bool) -> str:
+def _event(event: RowEvent, change: inspect.RowChange, *, epoch: bool) -> str:
     of = f"epoch {event.epoch}  " if epoch else ""
     place = f"{of}{format_stream_position(event.stream, event.position)}:{event.ordinal}"
     values = f"  {_values_text(event, change)}".rstrip()
@@ -324,7 +316,7 @@ def _event(event: RowEvent, change: RowChange, *, epoch: bool) -> str:
     return f"  {place}  {time_text(event.commit_ts)}  {OPS.get(event.op, event.op):<8}{values}"
 
 
-def _values_text(event: RowEvent, change: RowChange) -> str:
+def _values_text(event: RowEvent, change: inspect.RowChange) -> str:
     """The new values: all of a new row, the differences of an update, and unsent values that are unknown."""
     after = change.after
     if after is None:
@@ -356,7 +348,7 @@ def _quarantine_text(change: QuarantinedChange) -> str:
     return f"{change.position}:{change.ordinal} {OPS.get(change.op, change.op)}, {why}"
 
 
-def _silver(silver: SilverRows | None) -> list[str]:
+def _silver(silver: inspect.SilverRows | None) -> list[str]:
     if silver is None:
         return ["silver     has nothing of this table yet"]
     state = "" if silver.state == "active" else f" ({silver.state})"

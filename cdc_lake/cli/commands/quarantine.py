@@ -12,8 +12,8 @@ import typer
 from typer import Argument, Option
 
 from cdc_lake.cli.command import Call, Table, verb
-from cdc_lake.cli.text import format_key, size, table
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.cli.text import format_key, table
+from cdc_lake.model.diagnostic import pluralize, size
 
 if TYPE_CHECKING:
     from cdc_lake.control.streams import UndecodedTransaction

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cdc_lake.cli.output import CommandOutput, document, error_document
-from cdc_lake.cli.text import GREEN, RED, YELLOW, error_text, format_count, seconds, size, table, tint, wrap_line
+from cdc_lake.cli.text import GREEN, RED, YELLOW, error_text, format_count, seconds, table, tint, wrap_line
 from cdc_lake.errors import CdcLakeError, Retry
-from cdc_lake.model.diagnostic import pluralize, printable
+from cdc_lake.model.diagnostic import pluralize, printable, size
 
 if TYPE_CHECKING:
     from cdc_lake.connectors.wal_budget import BudgetStatus

@@ -227,9 +227,7 @@ def _clear_the_way(context: ReceiverContext, start: GaussDbStart, state: StreamC
 def open_family(
     context: ReceiverContext, patience: float, recopy: Recopy, *, first: bool, enforce_wal_budget: Callable[[], object]
 ) -> Iterator[OpenStream]:
-    """Connect, start or check the stream, start replication. `first`: copy added tables before anything is read, while
-    `enforce_wal_budget` is called; otherwise in parallel. Raises SourceError, LakeError, StateError, Stopped.
-    """
+    """`connectors.factory.opened_stream` for this kind of source."""
     project, control, report = context.project, context.control, context.report
     everywhere = target = server.target_of(project.family, project.root)
     with ExitStack() as opened:

@@ -6,9 +6,7 @@ closed once every CSN up to its own has arrived. Counting starts after `start`, 
 transactions at or below it that still arrive are repeated ones.
 
 A CSN that does not arrive in time is a lost transaction: the policy is to stop, or to record a gap and continue; if the
-transaction arrives later, it is an error and never counts as repeated. A gap is recorded before anything above it is
-landed. If the receiver died in between and the transactions arrived in time after all, bronze has them, and the gap
-does not count.
+transaction arrives later, it is an error and never counts as repeated (decision 0008).
 
 The order of a stream depends on whether it shows every CSN. Parallel decoding with empty transactions does in
 openGauss; serial decoding shows only those of its database, and GaussDB's kernels may omit numbers. With `order: auto`

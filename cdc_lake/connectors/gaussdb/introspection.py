@@ -25,6 +25,7 @@ from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.streams import check_unfinished, is_complete, starts_over
 from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.errors import NotForThisSource, SlotActive, SourceError
+from cdc_lake.model.diagnostic import size
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.base import Kind, StreamIdentity, domain_of, format_stream_position
@@ -127,9 +128,9 @@ class GaussDbIntrospection:
         domain, after = domain_of(state.stream), format_stream_position(state.stream, state.upto)
         lag = max(0, self.end(domain) - state.upto)
         by_csn = domain is OrderDomain.CSN
-        how_far = f"{lag:,} CSNs" if by_csn else base.size(lag)
+        how_far = f"{lag:,} CSNs" if by_csn else size(lag)
         retained = None if (current_slot := self.slot()) is None else current_slot.retained
-        retained_text = "" if retained is None else f", {base.size(retained)} of WAL retained"
+        retained_text = "" if retained is None else f", {size(retained)} of WAL retained"
         return base.Action(
             base.ActionKind.RESUME,
             slot,

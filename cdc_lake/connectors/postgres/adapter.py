@@ -43,9 +43,7 @@ from cdc_lake.source.socket_io import of_postgres
 def open_postgres(
     context: ReceiverContext, patience: float, recopy: Recopy, *, first: bool, enforce_wal_budget: Callable[[], object]
 ) -> Iterator[OpenStream]:
-    """Connect, start or check the stream, start replication. `first`: copy added tables before anything is read, while
-    `enforce_wal_budget` is called; otherwise in parallel. Raises SourceError, LakeError, StateError, Stopped.
-    """
+    """`connectors.factory.opened_stream` for this kind of source."""
     project, control, report = context.project, context.control, context.report
     streams = project.postgres.streams
     with ExitStack() as opened:

@@ -19,7 +19,7 @@ from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.snapshots import finished_tables
 from cdc_lake.control.streams import is_complete, starts_over
 from cdc_lake.errors import SourceError
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.diagnostic import pluralize, size
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.base import SlotCounters, StreamIdentity, format_stream_position
@@ -127,9 +127,9 @@ class PostgresIntrospection:
             check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
             checked = server_checks.check_own_slot(project, existing_slot, project.postgres.database, state.confirm)
             lag = max(0, wal_position(session).value - state.upto)
-            retained = f", {base.size(checked.retained)} of WAL retained" if checked.retained is not None else ""
+            retained = f", {size(checked.retained)} of WAL retained" if checked.retained is not None else ""
             after = format_stream_position(state.stream, state.upto)
-            text = f"resume slot `{project.slot}` after {after}: {base.size(lag)} behind{retained}"
+            text = f"resume slot `{project.slot}` after {after}: {size(lag)} behind{retained}"
             yield base.Action(base.ActionKind.RESUME, project.slot, text, changes=False, bytes=lag)
             if not is_complete(state, control):
                 finished = finished_tables(control.snapshots(), state.stream, state.epoch)
@@ -193,7 +193,7 @@ def _threats(
     if facts.active_pid is None and held >= base.LEAST_LET_GO:
         yield base.held_already(held)
     if counters is not None and counters.spilled_transactions:
-        many, much = pluralize(counters.spilled_transactions, "transaction"), base.size(counters.spilled_bytes)
+        many, much = pluralize(counters.spilled_transactions, "transaction"), size(counters.spilled_bytes)
         text = f"{many} were spilled to the server's disk while being decoded, {much} in all, {counters.counted_since}"
         remedy = "raise logical_decoding_work_mem on the server"
         yield base.SlotThreat(text, f"{remedy}; `source.decoding.streaming` sends them before they commit")
@@ -270,7 +270,7 @@ def _at_the_server(
 
 def _retention_threats(facts: slot.SlotFacts, more: SlotStatistics) -> Iterator[base.SlotThreat]:
     """The WAL retained for it, compared with the server's limits."""
-    retained_text = base.size(facts.retained or 0)
+    retained_text = size(facts.retained or 0)
     if facts.wal_status == "unreserved":
         text = (
             f"it needs WAL beyond max_slot_wal_keep_size = {more.keep_size}: a checkpoint may remove that WAL at any "
@@ -278,7 +278,7 @@ def _retention_threats(facts: slot.SlotFacts, more: SlotStatistics) -> Iterator[
         )
         yield base.SlotThreat(text, "let its reader catch up at once, or raise max_slot_wal_keep_size on the server")
     elif facts.safe is not None and facts.safe <= (facts.retained or 0):
-        after = f"after {base.size(facts.safe)} more the server invalidates it"
+        after = f"after {size(facts.safe)} more the server invalidates it"
         text = f"{retained_text} of WAL are retained for it, and {after}"
         yield base.SlotThreat(text, "let its reader catch up, or raise max_slot_wal_keep_size on the server")
     elif facts.wal_status == "extended":
@@ -286,7 +286,7 @@ def _retention_threats(facts: slot.SlotFacts, more: SlotStatistics) -> Iterator[
         yield base.SlotThreat(text, "let its reader catch up")
     before = facts.confirmed.value - facts.restart.value if facts.confirmed and facts.restart else 0
     if before >= base.LEAST_LET_GO and 2 * before >= (facts.retained or 0):
-        text = f"{base.size(before)} of it are from before its position: a transaction has been open for a long time"
+        text = f"{size(before)} of it are from before its position: a transaction has been open for a long time"
         remedy = "end the oldest open transactions: pg_stat_activity (xact_start), pg_prepared_xacts"
         yield base.SlotThreat(text, remedy)
 

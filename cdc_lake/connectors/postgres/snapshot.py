@@ -17,8 +17,8 @@ With two-phase decoding by test_decoding the permanent slot cannot be a copy of 
 
     intention recorded → permanent slot, with two-phase decoding → temporary slot → stream begun in bronze → …
 
-The stream begins at the temporary slot's position, and is read from the permanent one's, which is earlier: bronze drops
-what was committed between them; what was prepared there and is committed after it is stored.
+The stream begins at the temporary slot's position, and is read from the permanent one's, which is earlier (decision
+0051).
 
 Tables that were added to or removed from `source.tables` since the stream began:
 

@@ -21,17 +21,9 @@ from cdc_lake.bronze.reader import BronzeReader, CommitRow, span_filter
 from cdc_lake.bronze.span_index import SpanSummary, outline
 from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Project, Target
+from cdc_lake.control import snapshots
 from cdc_lake.control.cuts import TableState, content_before
 from cdc_lake.control.quarantine import quarantine_log
-from cdc_lake.control.snapshots import (
-    CaptureInterval,
-    CopiedTable,
-    TableTimeline,
-    beginning,
-    courses,
-    initial_copies,
-    refetched_rows,
-)
 from cdc_lake.control.streams import undecoded_error
 from cdc_lake.errors import CdcLakeError, NothingToRebuild, PastTrimmed, PositionUnavailable, SnapshotIncomplete
 from cdc_lake.model.position import Span
@@ -151,7 +143,7 @@ class Part:
 
     span: Span
     size: int
-    copy: CopiedTable | None = None
+    copy: snapshots.CopiedTable | None = None
     commit_ts: datetime | None = None
 
 
@@ -176,7 +168,7 @@ def rebuild_plan(
     control = control_tables(project)
     check_own_past(project.target(table), control, state, reader)
     rows = control.snapshots()
-    course = courses(rows, state.stream).get(str(table), TableTimeline())
+    course = snapshots.courses(rows, state.stream).get(str(table), snapshots.TableTimeline())
     stretches = [
         _as_landed(reader, state.epoch, interval) for interval in _stretches(project.target(table), course, upto)
     ]
@@ -200,7 +192,7 @@ def rebuild_plan(
         own_parts = list(parts_of(touched, str(table), span, project.pipeline.apply))
         rest = Span(span.epoch, own_parts[-1].span.upto if own_parts else span.after, span.upto)
         decided = quarantine_log(control, for_new_content=True).decisions_on(str(table), rest)
-        if decided or refetched_rows(rows, state.stream, str(table), rest):
+        if decided or snapshots.refetched_rows(rows, state.stream, str(table), rest):
             own_parts.append(Part(rest, 0))
         parts += own_parts
     last = stretches[-1]
@@ -225,13 +217,13 @@ def check_own_past(target: Target, control: ControlTables, state: StreamCheckpoi
         raise PastTrimmed(words, where=reader.place, hint=hint)
 
 
-def _stretches(target: Target, course: TableTimeline, upto: int) -> list[CaptureInterval]:
+def _stretches(target: Target, course: snapshots.TableTimeline, upto: int) -> list[snapshots.CaptureInterval]:
     """The intervals of a table's timeline up to a position that a rebuild reads."""
     begun = [stretch for stretch in course.stretches if stretch.begins <= upto] or [course.stretches[0]]
     return begun if target.keeps_past else begun[-1:]
 
 
-def _as_landed(reader: BronzeReader, epoch: int, stretch: CaptureInterval) -> CaptureInterval:
+def _as_landed(reader: BronzeReader, epoch: int, stretch: snapshots.CaptureInterval) -> snapshots.CaptureInterval:
     """The interval with the layout of its copied rows, which up to 0.3.0 was recorded as before redaction."""
     copy = stretch.copy
     if copy is None or copy.layout in (layouts := reader.layouts([copy.relation])) or not layouts:
@@ -240,7 +232,9 @@ def _as_landed(reader: BronzeReader, epoch: int, stretch: CaptureInterval) -> Ca
     return replace(stretch, copy=replace(copy, layout=rows.runs[-1].layout if rows.runs else next(iter(layouts))))
 
 
-def _check_captured(state: StreamCheckpoint, table: TableName, last: CaptureInterval, begins: int, upto: int) -> None:
+def _check_captured(
+    state: StreamCheckpoint, table: TableName, last: snapshots.CaptureInterval, begins: int, upto: int
+) -> None:
     format_position = partial(format_stream_position, state.stream)
     reason = None
     if not begins <= upto <= state.upto:
@@ -251,13 +245,13 @@ def _check_captured(state: StreamCheckpoint, table: TableName, last: CaptureInte
         raise PositionUnavailable(f"bronze has no state of {table} at {format_position(upto)}: {reason}")
 
 
-def _ends(stretch: CaptureInterval, following: CaptureInterval | None, upto: int) -> int:
+def _ends(stretch: snapshots.CaptureInterval, following: snapshots.CaptureInterval | None, upto: int) -> int:
     """Where an interval ends: before the next copy, which contains the transaction that ends at its position."""
     before = upto if following is None else following.begins - 1
     return before if stretch.left is None else min(before, stretch.left)
 
 
-def _copy_part(copy: CopiedTable, epoch: int, commits: Sequence[CommitRow]) -> Part:
+def _copy_part(copy: snapshots.CopiedTable, epoch: int, commits: Sequence[CommitRow]) -> Part:
     before = [
         commit.commit_ts for commit in commits if commit.commit_ts is not None and commit.position <= copy.position
     ]
@@ -269,9 +263,9 @@ def _beginning(project: Project, control: ControlTables, state: StreamCheckpoint
     if project.pipeline.snapshot.mode == "none":
         rows = [row for row in control.streams() if row.stream == state.stream]
         return rows[-1].start if rows else 0
-    if initial_copies(control.snapshots(), state.stream) is None:
+    if snapshots.initial_copies(control.snapshots(), state.stream) is None:
         raise SnapshotIncomplete("the initial copy is not complete yet: there is nothing to build a table from")
-    return beginning(control, state)
+    return snapshots.beginning(control, state)
 
 
 def _last_layout(reader: BronzeReader, table: TableName, span: Span) -> int | None:
