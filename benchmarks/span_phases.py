@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.runtime.apply import merge, span_planning, table_planner, table_schema, table_span
+from cdc_lake.runtime.apply import merge, schema_changes, span_planning, table_planner, table_schema, table_span
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_silver import DeltaSilver
 from cdc_lake.tables.delta_table_log import DeltaTableLog
@@ -74,7 +74,7 @@ class Phases:
             (table_planner, "outline", "outline"),
             (span_planning, "outline", "outline"),
             (table_span, "survey", "survey"),
-            (table_schema, "evolve", "look up columns"),
+            (schema_changes, "evolve", "look up columns"),
             (table_schema, "mark_when_large", "weigh the table"),
             (merge, "strategy_of", "weigh the table"),
             (DeltaTableLog, "commit_metrics", "read what was written"),
