@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
@@ -31,7 +31,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.silver_tables import PROPERTY, Partition
-from cdc_lake.errors import SilverMissing
+from cdc_lake.errors import CdcLakeError, SilverMissing
 from cdc_lake.tables.catalog import catalog_address, is_there, open_catalog, reaching
 from cdc_lake.tables.delta_log import entry_at
 from cdc_lake.tables.types import SilverColumn, properties_sql, quote_identifier
@@ -148,6 +148,24 @@ def _iceberg_marker(table: Table, head: Snapshot | None, writer: str) -> Marker:
             return Marker(int(summary[POSITION_PROPERTY]), head.snapshot_id, int(app.removeprefix(writer)))
         version = table.snapshot_by_id(version.parent_snapshot_id) if version.parent_snapshot_id else None
     return Marker(None, head.snapshot_id if head else None)
+
+
+_R = TypeVar("_R")
+
+
+def repeat_on_conflict(
+    work: Callable[[], _R], is_lost: Callable[[Exception], bool], error: CdcLakeError, tries: int
+) -> _R:
+    """The result of `work`, which is repeated while its commit is lost to another one; after `tries`, raise `error`."""
+    for remaining in reversed(range(tries)):
+        try:
+            return work()
+        except Exception as cause:
+            if not is_lost(cause):
+                raise
+            if not remaining:
+                raise error from cause
+    raise AssertionError
 
 
 Statement: TypeAlias = Callable[[str], str]
