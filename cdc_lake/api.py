@@ -202,7 +202,7 @@ class Pipeline:
             report_progress: Called with each event.
 
         Raises:
-            NothingToRebuild: Bronze contains no change of the table.
+            NothingToRebuild: Bronze contains neither a copy nor a change of the table.
             PastTrimmed: Transactions that it needs were trimmed from bronze.
         """
         from cdc_lake.runtime.apply.rebuild import rebuild

@@ -270,7 +270,7 @@ class RebuildNeedsPlace(StateError):
 
 
 class NothingToRebuild(StateError):
-    """Bronze contains no change of a table."""
+    """Bronze contains neither a copy nor a change of a table, or silver has no content of it yet."""
 
     code = "STA673"
     hint = "name one of the tables that `cdc-lake status` lists"

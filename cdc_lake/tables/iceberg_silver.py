@@ -410,16 +410,8 @@ class IcebergSilver:
         """Run a statement that changes one branch, again while commits of others come between. Raises
         ConcurrentModification.
         """
-        for remaining in reversed(range(_TRIES)):
-            try:
-                self._spark.sql(statement)
-            except Exception as cause:
-                if not is_commit_lost(cause):
-                    raise
-                if not remaining:
-                    raise ConcurrentModification(f"another writer committed to {self._target.label}") from cause
-            else:
-                return
+        lost = ConcurrentModification(f"another writer committed to {self._target.label}")
+        silver_table.repeat_on_conflict(lambda: self._spark.sql(statement), is_commit_lost, lost, _TRIES)
 
 
 def is_commit_lost(cause: Exception) -> bool:

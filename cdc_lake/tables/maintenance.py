@@ -34,7 +34,7 @@ from cdc_lake.tables.delta_silver import is_conflict
 from cdc_lake.tables.delta_table_log import DeltaTableLog
 from cdc_lake.tables.iceberg_silver import is_commit_lost
 from cdc_lake.tables.iceberg_table_log import iceberg_table
-from cdc_lake.tables.silver_table import APP_PROPERTY, table_ref
+from cdc_lake.tables.silver_table import APP_PROPERTY, repeat_on_conflict, table_ref
 from cdc_lake.tables.types import literal, properties_sql
 
 if TYPE_CHECKING:
@@ -90,16 +90,8 @@ def silver_upkeep(spark: SparkSession, project: Project, target: Target) -> Silv
 
 def retry_on_conflict(work: Callable[[], _R], target: Target, lost: Callable[[Exception], bool]) -> _R:
     """The result of `work`, which is repeated if it conflicted with another commit. Raises SilverBusy."""
-    for turn in range(_TRIES):
-        try:
-            return work()
-        except Exception as cause:
-            if not lost(cause):
-                raise
-            if turn == _TRIES - 1:
-                text = f"maintenance of {target.label} conflicted with a commit of apply {_TRIES} times"
-                raise SilverBusy(text) from cause
-    raise AssertionError
+    text = f"maintenance of {target.label} conflicted with a commit of apply {_TRIES} times"
+    return repeat_on_conflict(work, lost, SilverBusy(text), _TRIES)
 
 
 def measure_files(filesystem: pafs.FileSystem, folder: str) -> tuple[int, int]:

@@ -27,12 +27,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.silver_tables import PROPERTY, Partition
+from cdc_lake.errors import CdcLakeError
 from cdc_lake.tables.files import grouped
 from cdc_lake.tables.object_store import LEASE
 from cdc_lake.tables.types import SilverColumn, properties_sql, quote_identifier
@@ -117,6 +118,24 @@ def table_ref(project: Project, target: Target) -> TableRef:
         return TableRef(f"delta.{quote_identifier(address)}", address)
     names = [quote_identifier(part) for part in (target.namespace, target.name)]
     return TableRef(".".join([project.pipeline.lake.iceberg.catalog, *names]), None)
+
+
+_R = TypeVar("_R")
+
+
+def repeat_on_conflict(
+    work: Callable[[], _R], is_lost: Callable[[Exception], bool], error: CdcLakeError, tries: int
+) -> _R:
+    """The result of `work`, which is repeated while its commit is lost to another one; after `tries`, raise `error`."""
+    for remaining in reversed(range(tries)):
+        try:
+            return work()
+        except Exception as cause:
+            if not is_lost(cause):
+                raise
+            if not remaining:
+                raise error from cause
+    raise AssertionError
 
 
 Statement: TypeAlias = Callable[[str], str]

@@ -73,7 +73,7 @@ def comments() -> dict[str, str]:
     """The docstrings and comments of each module of the package."""
     found = {}
     for module in (ROOT / "cdc_lake").rglob("*.py"):
-        tokens = tokenize.generate_tokens(io.StringIO(module.read_text()).readline)
+        tokens = tokenize.generate_tokens(io.StringIO(module.read_text(encoding="utf-8")).readline)
         lines = [
             re.sub(r"``?[^`]+``?", "``", token.string)
             for token in tokens

@@ -607,8 +607,8 @@ class RelationResolver:
             raise MalformedMessage(f"an old row of {row.table} with columns that the new row lacks")
         if kind is OldKind.KEY:
             skipped |= {name for name, _ in sent or ()} - logged_of(relation)
-        # If the identity became NOTHING, a DELETE looks like one that cancels an INSERT: the identity logged before
-        # decides, so that this DELETE does not cancel an INSERT.
+        # A DELETE that cancels an INSERT has no old row, as every DELETE of a table without an identity. If the
+        # identity became NOTHING since, the one before decides.
         keyed = _identifies(relation) or (table.latest is not None and _identifies(table.latest))
         cancels = new is None and kind is None and keyed and self._takes_back
         fields = old[first:] if kind is not None and old is not None else ()
