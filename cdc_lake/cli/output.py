@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import PurePath
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from cdc_lake.cli.text import REPEATING, Pace, diagnostic_text, error_text, progress_line
@@ -185,9 +184,7 @@ class CommandOutput:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end_progress()
 
     @property

@@ -24,8 +24,9 @@ bytes). Undecodable bytes have a separate form::
 
 A row that is erased later keeps its digest, so the chain still verifies.
 
-A helper process (`connectors.hashing_process`) may hash beside Python's interpreter lock (decision 0019). Its protocol,
-with numbers of 32 bits in the machine's byte order::
+Python does not release its interpreter lock to hash something as short as a row, so no other thread runs meanwhile. A
+helper process (`connectors.hashing_process`) may therefore hash; this is its protocol. Numbers have 32 bits, in the
+machine's byte order::
 
     question = parts part*          a chunk's rows, those with the same beginning in one part
     part     = size-of-prefix count size-of-data size-of-head prefix border{count + 1} data

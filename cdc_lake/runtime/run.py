@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
@@ -68,9 +67,7 @@ class ReceiverProcess:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
         self.over.set()
         self._thread.join()
         if self._failure is not None and error is None:

@@ -61,9 +61,7 @@ class NullListener:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing."""
 
     def follow(self, totals: ApplyTotals) -> None:

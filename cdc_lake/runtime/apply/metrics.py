@@ -12,7 +12,6 @@ from collections.abc import Container
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from cdc_lake.bronze.open import bronze_reader
@@ -97,9 +96,7 @@ class ApplyMetrics:
         self._write()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
         if isinstance(error, CdcLakeError) and error not in self._totals.failed.values():  # those were reported
             self._errors.add(error.code)
         self._write()

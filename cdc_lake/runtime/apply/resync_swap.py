@@ -16,7 +16,6 @@ import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from cdc_lake.bronze.contract import StreamCheckpoint
@@ -77,9 +76,7 @@ class ResyncSwapper:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
         self._pool.shutdown(wait=kind is None or issubclass(kind, Exception), cancel_futures=True)
 

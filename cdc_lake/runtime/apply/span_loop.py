@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from cdc_lake.bronze.contract import StreamCheckpoint
@@ -150,11 +149,9 @@ class SpanLoop:
         self._renewing.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._renewing.__exit__(kind, value, trace)
-        self._planner.__exit__(kind, value, trace)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._renewing.__exit__(kind)
+        self._planner.__exit__(kind)
 
     @property
     def totals(self) -> ApplyTotals:

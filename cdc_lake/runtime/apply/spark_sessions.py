@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from threading import current_thread
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from cdc_lake.config.project import Target
@@ -95,9 +94,7 @@ class Sessions:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         now = kind is not None and not issubclass(kind, Exception)  # interrupted twice
         self._pool.shutdown(wait=not now, cancel_futures=True)
 

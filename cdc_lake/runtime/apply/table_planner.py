@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from cdc_lake.bronze.contract import StreamCheckpoint
@@ -138,10 +137,8 @@ class TablePlanner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._sessions.__exit__(kind, value, trace)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._sessions.__exit__(kind)
         self._splitter.close()
 
     def sql(self, target: Target, statement: str) -> None:
