@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -325,7 +326,8 @@ class Walk(SpanLoop):
 
     def __init__(self, project: Project, answers: list[bool]) -> None:
         self.spans: list[int] = []
-        super().__init__(project, cast("SparkSession", None), silent, gives_way=lambda: answers.pop(0))
+        local = cast("SparkSession", SimpleNamespace(conf={"spark.master": "local"}))  # all else of Spark is stood in for
+        super().__init__(project, local, silent, gives_way=lambda: answers.pop(0))
 
     def _apply_span(
         self, state: StreamCheckpoint, tables: dict[str, TableState], after: int, commits: list[CommitRow], upto: int
