@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from cdc_lake_testing.azurite import Azurite
 from cdc_lake_testing.object_store import LocalStore
 
 _CONDITIONS = ("If-None-Match", "If-Match")
@@ -114,7 +115,7 @@ class Chance:
 class FaultyStore:
     """The proxy. `choose` may be replaced at any time; `done` counts faults, `requests` what came, in order."""
 
-    def __init__(self, store: LocalStore, choose: Choose = honest) -> None:
+    def __init__(self, store: LocalStore | Azurite, choose: Choose = honest) -> None:
         self.choose: Choose = choose
         self.done: Counter[Fault] = Counter()
         self.requests: list[Request] = []
@@ -148,7 +149,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, proxy: FaultyStore, store: LocalStore) -> None:
+    def __init__(self, proxy: FaultyStore, store: LocalStore | Azurite) -> None:
         self.proxy = proxy
         self.store = store
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import SecretStr
 
-from cdc_lake.config.model import Storage
+from cdc_lake.config.model import ObjectAddress, Storage
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -70,6 +70,14 @@ class LocalStore:
             connection.close()
         assert status == 200, f"the bucket {name} was not made: {status}"
         return name
+
+    def storage(self, endpoint: str | None = None, *, patience: int = 2_000) -> Storage:
+        """Settings for it, or for a proxy before it; `patience` in milliseconds."""
+        return storage_at(endpoint or self.endpoint, patience=patience)
+
+    def address(self, bucket: str, key: str) -> ObjectAddress:
+        """The address of a folder."""
+        return ObjectAddress(bucket, key)
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pydantic import BaseModel, SecretStr
 
@@ -27,6 +27,9 @@ PATHS = (
     "lake.storage.access_key_id",
     "lake.storage.secret_access_key",
     "lake.storage.session_token",
+    "lake.storage.account_key",
+    "lake.storage.sas_token",
+    "lake.storage.client_secret",
     "observe.openlineage.api_key",
     CATALOG,
 )
@@ -125,6 +128,8 @@ def secret_values(pipeline: Pipeline) -> frozenset[str]:
         with suppress(ValueError):  # no address at all; it was refused
             passwords.append(urlsplit(uri).password or "")
         values |= {text for password in passwords if password for text in (password, unquote(password))}
+    if (storage := pipeline.lake.storage) is not None and storage.sas_token is not None:
+        values |= {value for name, value in parse_qsl(storage.sas_token.get_secret_value()) if name == "sig"}
     return frozenset(values | {quote(secret, safe="") for secret in values})
 
 

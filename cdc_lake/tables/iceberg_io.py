@@ -6,7 +6,7 @@ truncated upper bound is not a value of the column, and pruning by equality need
 pyiceberg writes a table's metadata and swaps the catalog's pointer in one call, so callers cannot sync in between, and
 it never calls fsync itself. A catalog uses these classes through its property `py-io-impl`: on a local disk content,
 name and new folders are synced; in an object store a file is one request, retried as `lake.storage` states, with
-pyiceberg's own properties (`s3.…`), so that credentials from a REST catalog apply.
+pyiceberg's own properties (`s3.…`, `adls.…`, `gcs.…`), so that credentials from a REST catalog apply.
 """
 
 from __future__ import annotations
@@ -76,14 +76,15 @@ def new_file(table: Table, rows: Rows, *, stats: Sequence[str], plain: Sequence[
 
 def filesystem(table: Table) -> pafs.FileSystem | None:
     """The file system of the table's files as pyarrow sees it, None if it is the local one."""
-    scheme, netloc, _ = PyArrowFileIO.parse_location(table.location(), table.io.properties)
-    return None if scheme == "file" else arrow_io(table).fs_by_scheme(scheme, netloc)
+    io = arrow_io(table)
+    scheme, netloc, _ = io.parse_location(table.location(), table.io.properties)
+    return None if scheme == "file" else io.fs_by_scheme(scheme, netloc)
 
 
 def describe_files(table: Table, files: Sequence[DataFile], columns: pa.Schema) -> pa.Table:
     """One row per file: `path` in its file system, `location`, bytes, rows, and `min.` and `max.` of columns."""
     properties = table.io.properties
-    paths = [PyArrowFileIO.parse_location(file.file_path, properties)[2] for file in files]
+    paths = [arrow_io(table).parse_location(file.file_path, properties)[2] for file in files]
     arrays: dict[str, Any] = {
         "path": pa.array(paths, pa.string()),
         "location": pa.array((file.file_path for file in files), pa.string()),
@@ -168,7 +169,7 @@ class _Synced(io.BufferedWriter):
                 sync(self._folder)
 
 
-_SCHEMES = ("s3", "s3a", "s3n")
+_SCHEMES = ("s3", "s3a", "s3n", "abfs", "abfss", "gs", "gcs")
 
 
 class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look into pyiceberg
@@ -184,6 +185,13 @@ class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look in
             return store.filesystem if scheme in _SCHEMES else others(scheme, netloc)
 
         self.fs_by_scheme = open_filesystem
+
+    @staticmethod
+    def parse_location(location: str, properties: Properties = EMPTY_DICT) -> tuple[str, str, str]:
+        """Scheme, host, and path in Arrow's file system, in which pyiceberg's has the account of ADLS too."""
+        scheme, netloc, path = PyArrowFileIO.parse_location(location, properties)
+        container, account, _ = netloc.partition("@")
+        return scheme, netloc, path.replace(netloc, container, 1) if account else path
 
     def new_output(self, location: str) -> PyArrowFile:
         """A file to be written."""

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cdc_lake.config.model import is_local
+from cdc_lake.config.model import Provider, is_local
 from cdc_lake.config.project import Project
 from cdc_lake.errors import JavaMissing, LakeFolderUnfit, SparkMissing, SparkNotStarted
 from cdc_lake.tables.catalog import REDACTED, catalog_packages, catalog_settings
@@ -40,15 +40,27 @@ PACKAGES = (
     "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
     "org.xerial:sqlite-jdbc:3.51.0.0",
 )
-STORE_PACKAGES = (
-    "org.apache.hadoop:hadoop-aws:3.4.2",
-    "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
-    "software.amazon.awssdk:s3-transfer-manager:2.54.17",
-    "software.amazon.awssdk:apache-client:2.54.17",
-    "org.apache.httpcomponents:httpclient:4.5.14",
-    "org.apache.httpcomponents:httpcore:4.4.16",
-)
-"""Needed by a lake in an object store: S3A takes most of Amazon's SDK from Iceberg's bundle."""
+STORE_PACKAGES: Final[Mapping[Provider, tuple[str, ...]]] = {
+    "s3": (
+        "org.apache.hadoop:hadoop-aws:3.4.2",
+        "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
+        "software.amazon.awssdk:s3-transfer-manager:2.54.17",
+        "software.amazon.awssdk:apache-client:2.54.17",
+        "org.apache.httpcomponents:httpclient:4.5.14",
+        "org.apache.httpcomponents:httpcore:4.4.16",
+    ),
+    "azure": ("org.apache.hadoop:hadoop-azure:3.4.2",),
+    "gcs": ("com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26",),
+}
+"""Needed by a lake in an object store: S3A takes most of Amazon's SDK from Iceberg's bundle. Spark cannot download the
+shaded variant of GCS's connector, as its coordinates have no classifier.
+"""
+_LOG_STORES: Final[Mapping[Provider, tuple[str, str]]] = {
+    "s3": ("s3", "cdc_lake.ConditionalPutLogStore"),
+    "azure": ("abfss", "io.delta.storage.AzureLogStore"),
+    "gcs": ("gs", "io.delta.storage.GCSLogStore"),
+}
+"""Scheme, and the log store of Delta that commits to it on the condition that the version does not exist."""
 _IN_BUNDLE = (
     "annotations arns auth aws-core aws-query-protocol aws-xml-protocol bundle checksums checksums-spi crt-core "
     "endpoints-spi http-auth http-auth-aws http-auth-aws-eventstream http-auth-spi http-client-spi identity-spi "
@@ -113,6 +125,8 @@ _LOOKED_UP = (
     ("PythonSQLUtils",),
     ("py4j", "reflection", "TypeUtil"),
 )
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_TRUST_PASSWORD = "changeit"  # noqa: S105  # of Java's own truststore, which has no secrets
 _PLAIN = re.compile(r"[A-Za-z0-9._/-]")
 _OUT_OF_MEMORY = 52  # SparkExitCode.OOM
 
@@ -154,6 +168,8 @@ def start(project: Project, given: SparkSession | None = None, *, log: Path | No
         return _reaching(apply_settings(active), project)
     require_java()
     log = log or project.lake / "logs" / "spark.log"
+    if (storage := project.storage) is not None and storage.ca_file is not None:
+        _write_trust_store(Path(storage.ca_file), _trust_store(project))
     _quiet_gateway()
     builder = SparkSession.builder.appName(f"cdc_lake {project.name}")
     private, submitted = secret_settings(project), "PYSPARK_GATEWAY_PORT" in os.environ
@@ -173,7 +189,7 @@ def _reaching(spark: SparkSession, project: Project) -> SparkSession:
     """Raise LakeFolderUnfit if tasks run on other machines, and the lake is a folder of this one."""
     if on_cluster(spark) and project.lake_address is None:
         message = f"the tasks of {spark.conf.get('spark.master')} would write into folders of other machines"
-        hint = "set `lake.path` to a folder of an object store (`s3://bucket/folder`)"
+        hint = "set `lake.path` to a folder of an object store (for example `s3://bucket/folder`)"
         raise LakeFolderUnfit(message, where=str(project.lake), hint=hint)
     return spark
 
@@ -259,7 +275,7 @@ def static_settings(project: Project) -> dict[str, str]:
     return {
         **_master_settings(project),
         "spark.driver.memory": f"{project.pipeline.apply.driver_memory >> 20}m",
-        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}",
+        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}{_trust(project)}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Plans are formatted for the UI even if it is off: the default, the longest form, takes a 25th of the CPU time
@@ -310,16 +326,19 @@ def _master_settings(project: Project) -> dict[str, str]:
 
 def packages_of(project: Project) -> list[str]:
     """The Maven coordinates of the jars that a pipeline needs."""
-    of_store = () if project.pipeline.lake.storage is None else STORE_PACKAGES
+    of_store = () if (storage := project.storage) is None else STORE_PACKAGES[storage.provider]
     return [*PACKAGES, *catalog_packages(project), *of_store]
 
 
 def secret_settings(project: Project) -> dict[str, str]:
     """Settings of the pipeline file, the catalog and the object store, which may contain secrets."""
     given = {name: value.get_secret_value() for name, value in project.pipeline.spark.conf.items()}
-    if (storage := project.pipeline.lake.storage) is None:
+    if (storage := project.storage) is None:
         return {**given, **catalog_settings(project)}
-    settings = {"spark.jars": str(LOG_STORE), "spark.delta.logStore.s3.impl": "cdc_lake.ConditionalPutLogStore"}
+    scheme, log_store = _LOG_STORES[storage.provider]
+    settings = {f"spark.delta.logStore.{scheme}.impl": log_store}
+    if storage.provider == "s3":
+        settings["spark.jars"] = str(LOG_STORE)
     return {**given, **catalog_settings(project), **hadoop_settings(storage), **settings}
 
 
@@ -340,6 +359,33 @@ def java_found(version: int | None) -> str:
     if version is not None:
         return f"Java {version} was found"
     return f"JAVA_HOME is {home}, which has no working bin/java" if home else "no Java was found"
+
+
+def _trust(project: Project) -> str:
+    """Options of the driver's Java for the authority of the object store."""
+    if (storage := project.storage) is None or storage.ca_file is None:
+        return ""
+    return f" '-Djavax.net.ssl.trustStore={_trust_store(project)}' -Djavax.net.ssl.trustStorePassword={_TRUST_PASSWORD}"
+
+
+def _trust_store(project: Project) -> Path:
+    """The certificate authorities that Spark's driver trusts, if the object store has one of its own."""
+    return project.scratch.with_name(f"{project.name}.truststore")
+
+
+def _write_trust_store(ca_file: Path, file: Path) -> None:
+    """Add the authorities of a PEM file to those of Java, which does not read PEM. Raises SparkNotStarted."""
+    java = shutil.which("java", path=f"{os.environ['JAVA_HOME']}/bin" if "JAVA_HOME" in os.environ else None)
+    home = Path(java or "java").resolve().parents[1]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(home / "lib" / "security" / "cacerts", file)
+        for number, certificate in enumerate(_CERTIFICATE.findall(ca_file.read_text())):
+            options = ("-importcert", "-noprompt", "-alias", f"cdc_lake-{number}", "-storepass", _TRUST_PASSWORD)
+            command = [str(home / "bin" / "keytool"), *options, "-keystore", str(file)]
+            subprocess.run(command, input=certificate, text=True, check=True, capture_output=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError) as cause:
+        raise SparkNotStarted("Java's truststore with the authority of `ca_file` could not be written") from cause
 
 
 def require_java() -> None:

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator
 
 from cdc_lake.config.fields import compile_columns, compile_pattern, exact_column, overlap, parse_release
-from cdc_lake.config.model import ObjectAddress, SilverTable, is_local
+from cdc_lake.config.model import ObjectAddress, Provider, SilverTable, is_local
 from cdc_lake.config.rules import Expression, Monotonic, named_columns
 from cdc_lake.config.silver_tables import MIN_KEY
 from cdc_lake.config.source import OLDEST_QHB, PARALLEL, TWO_PHASE, Pgoutput, host_and_port, protocol_of
-from cdc_lake.config.validation.checked_pipeline import CheckedPipeline, Finding, Rule, table_name
+from cdc_lake.config.validation.checked_pipeline import CheckedPipeline, Finding, NotApplicable, Rule, table_name
 from cdc_lake.config.validation.gaussdb import family_rules
 from cdc_lake.config.validation.silver import SILVER_RULES
 from cdc_lake.config.yaml_tree import MappingNode, ScalarNode, join
@@ -42,7 +42,8 @@ def _is_polling(pipeline: CheckedPipeline) -> bool:
 _RESERVED_SPARK = frozenset(
     f"spark.{name}"
     for name in (
-        "checkpoint.dir", "delta.logStore.s3.impl", "jars", "jars.packages", "master", "sql.ansi.enabled",
+        "checkpoint.dir", "delta.logStore.abfss.impl", "delta.logStore.gs.impl", "delta.logStore.s3.impl", "jars",
+        "jars.packages", "master", "sql.ansi.enabled",
         "sql.extensions", "sql.parquet.outputTimestampType", "sql.session.timeZone",
         "sql.sources.partitionOverwriteMode",
     )
@@ -157,37 +158,104 @@ def _store_addresses(pipeline: CheckedPipeline) -> Iterator[tuple[str, str]]:
         yield "lake.iceberg.warehouse", warehouse
 
 
+_SERVICES: dict[Provider, str] = {"s3": "S3", "azure": "ADLS", "gcs": "GCS"}
+_PRINCIPAL = ("tenant_id", "client_id", "client_secret")
+_CREDENTIALS: dict[tuple[Provider, str], tuple[tuple[str, ...], ...]] = {
+    ("s3", "keys"): (("access_key_id", "secret_access_key"),),
+    ("s3", "role"): (("role_arn",),),
+    ("azure", "keys"): (("account_key",), ("sas_token",), _PRINCIPAL),
+    ("gcs", "keys"): (("service_account_file",),),
+}
+"""What each service needs for each kind of credentials: one of the groups, completely."""
+_OPTIONAL = {("s3", "keys"): ("session_token",), ("s3", "role"): ("external_id",)}
+_OF_SERVICE = {"region": "s3", "ca_file": "s3", "account": "azure"}
+_OF_CREDENTIALS = {
+    name: kind for kind, groups in _CREDENTIALS.items() for name in (*sum(groups, ()), *_OPTIONAL.get(kind, ()))
+}
+
+
 def _object_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    for path, address in _store_addresses(pipeline):
+    first: tuple[str, ObjectAddress] | None = None
+    for path, text in _store_addresses(pipeline):
         try:
-            ObjectAddress.parse(address)
+            address = ObjectAddress.parse(text)
         except ValueError:
-            hint = "write s3://bucket/folder, or a local folder; names consist of letters, digits, `.`, `_`, `-`"
+            hint = (
+                "write s3://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, gs://bucket/folder, "
+                "or a local folder; names consist of letters, digits, `.`, `_`, `-`"
+            )
             yield Finding(Problem.LAKE_LAYOUT, path, "not a valid object store address", hint)
-        else:
-            if pipeline.lake.storage is None:
-                hint = (
-                    "add `lake.storage` with `region`, the store's `endpoint`, and `access_key_id` and "
-                    "`secret_access_key` or `credentials: environment`"
-                )
-                yield Finding(Problem.LAKE_LAYOUT, path, "an object store requires `lake.storage`", hint)
+            continue
+        if pipeline.lake.storage is None:
+            fields = {
+                "s3": "`region`, the store's `endpoint`, and `access_key_id` and `secret_access_key`",
+                "azure": "`account_key`, `sas_token` or a service principal",
+                "gcs": "`service_account_file`",
+            }[address.provider]
+            hint = f"add `lake.storage` with {fields} or `credentials: environment`"
+            yield Finding(Problem.LAKE_LAYOUT, path, "an object store requires `lake.storage`", hint)
+        if first is None:
+            first = path, address
+        elif (first[1].provider, first[1].account) != (address.provider, address.account):
+            summary = f"all addresses of a lake are in one service and one account, but `{first[0]}` is in another"
+            hint = f"choose an address in the same as {first[1]}"
+            yield Finding(Problem.LAKE_LAYOUT, path, summary, hint)
+
+
+def _provider(pipeline: CheckedPipeline) -> Provider:
+    """The service of the addresses, otherwise that of `lake.storage`."""
+    for _, text in _store_addresses(pipeline):
+        try:
+            return ObjectAddress.parse(text).provider
+        except ValueError:
+            raise NotApplicable from None
+    return pipeline.lake.storage.provider if pipeline.lake.storage else "s3"
 
 
 def _credentials(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    storage = pipeline.lake.storage
+    storage, provider = pipeline.lake.storage, _provider(pipeline)
     if storage is None:
         return
-    keys = ("access_key_id", "secret_access_key")
-    if storage.credentials == "environment":
-        for name in (*keys, "session_token"):
-            if pipeline.is_set(f"lake.storage.{name}"):
-                summary = f"`{name}` does not apply to `credentials: environment`"
-                yield Finding(Problem.LAKE_LAYOUT, f"lake.storage.{name}", summary, "remove one of them")
+    problem, section, kind = Problem.LAKE_LAYOUT, "lake.storage", (provider, storage.credentials)
+    if provider == "s3":
+        if not pipeline.is_set(f"{section}.region"):
+            hint = "add the region of the bucket, for example `region: eu-west-1`"
+            yield Finding(problem, f"{section}.region", "S3 requires `region`", hint)
+    elif storage.credentials == "role":
+        summary = f"{_SERVICES[provider]} has no roles to assume"
+        yield Finding(problem, f"{section}.credentials", summary, "set it to `keys` or `environment`")
         return
-    for name in keys:
-        if not pipeline.is_set(f"lake.storage.{name}"):
-            hint = "add it as a reference, `${env:NAME}` or `${file:path}`, or set `credentials: environment`"
-            yield Finding(Problem.LAKE_LAYOUT, f"lake.storage.{name}", f"the store requires `{name}`", hint)
+    if pipeline.is_set(f"{section}.provider") and storage.provider != provider:
+        summary = f"the addresses are in {_SERVICES[provider]}"
+        yield Finding(problem, f"{section}.provider", summary, "remove it: the addresses say it")
+    of_service = _OF_SERVICE | {name: service for name, (service, _) in _OF_CREDENTIALS.items()}
+    for name, service in of_service.items():
+        if not pipeline.is_set(f"{section}.{name}"):
+            continue
+        if service != provider:
+            summary = f"`{name}` does not apply to {_SERVICES[provider]}"
+            yield Finding(problem, f"{section}.{name}", summary, "remove it, or correct the addresses")
+        elif name in _OF_CREDENTIALS and _OF_CREDENTIALS[name] != kind:
+            summary = f"`{name}` does not apply to `credentials: {storage.credentials}`"
+            yield Finding(problem, f"{section}.{name}", summary, "remove one of them")
+    yield from _missing_credentials(pipeline, _CREDENTIALS.get(kind, ()))
+
+
+def _missing_credentials(pipeline: CheckedPipeline, groups: tuple[tuple[str, ...], ...]) -> Iterator[Finding]:
+    section = "lake.storage"
+    used = [group for group in groups if any(pipeline.is_set(f"{section}.{name}") for name in group)]
+    for group in used[1:]:
+        name = next(name for name in group if pipeline.is_set(f"{section}.{name}"))
+        summary = f"`{used[0][0]}` and `{name}` are credentials of two kinds"
+        yield Finding(Problem.LAKE_LAYOUT, f"{section}.{name}", summary, "keep one of them")
+    hint = "add it as a reference, `${env:NAME}` or `${file:path}`, or set `credentials: environment`"
+    if len(groups) > 1 and not used:
+        summary = "the store requires `account_key`, `sas_token`, or `tenant_id`, `client_id` and `client_secret`"
+        yield Finding(Problem.LAKE_LAYOUT, f"{section}.account_key", summary, hint.replace("it", "one of them", 1))
+        return
+    for name in (used or groups or ((),))[0]:
+        if not pipeline.is_set(f"{section}.{name}"):
+            yield Finding(Problem.LAKE_LAYOUT, f"{section}.{name}", f"the store requires `{name}`", hint)
 
 
 def _catalog_of_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -207,7 +275,7 @@ def _cluster(pipeline: CheckedPipeline) -> Iterator[Finding]:
     master = pipeline.spark.master
     if master is not None and not is_local(master) and not _in_store(pipeline):
         summary = "a cluster cannot write to a folder of this machine"
-        hint = "set `lake.path` to a folder of an object store (`s3://bucket/folder`), or remove `master`"
+        hint = "set `lake.path` to a folder of an object store (for example `s3://bucket/folder`), or remove `master`"
         yield Finding(Problem.LAKE_LAYOUT, "spark.master", summary, hint)
     for name in pipeline.spark.conf:
         if name in _RESERVED_SPARK or name.startswith("spark.sql.catalog."):
