@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from io import BytesIO
 from threading import Lock
@@ -41,6 +43,31 @@ class _AtomicPut:
             return self._app(environ, start_response)
 
 
+class _Roles:
+    """Temporary keys of roles: the answers of STS let a client renew them at once, and revoked ones are refused."""
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self._app = app
+        self.issued: list[str] = []
+        self._revoked: set[str] = set()
+
+    def revoke(self) -> None:
+        """Let all keys expire that were issued so far."""
+        self._revoked.update(self.issued)
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        signature = environ.get("HTTP_AUTHORIZATION", "")
+        if any(f"Credential={key}/" in signature for key in self._revoked):
+            start_response("400 Bad Request", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"]
+        if "/sts/aws4_request" not in signature:
+            return self._app(environ, start_response)
+        answer = b"".join(self._app(environ, start_response))
+        self.issued += re.findall("<AccessKeyId>(.+?)</AccessKeyId>", answer.decode())
+        soon = f"{datetime.now(UTC) + timedelta(minutes=9):%Y-%m-%dT%H:%M:%SZ}".encode()
+        return [re.sub(rb"(?<=<Expiration>)[^<]+", soon, answer)]
+
+
 class LocalStore:
     """A running store. `endpoint` is its address; what is stored goes with the process."""
 
@@ -52,7 +79,8 @@ class LocalStore:
         self._server.start()
         server = self._server._server  # noqa: SLF001 - moto offers no other way to it
         assert server is not None
-        server.app = _AtomicPut(server.app)
+        self.roles = _Roles(_AtomicPut(server.app))
+        server.app = self.roles
         self.host, self.port = self._server.get_host_and_port()
 
     @property

@@ -15,6 +15,7 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -29,7 +30,7 @@ from pyiceberg.typedef import EMPTY_DICT, Properties, Record
 
 from cdc_lake.tables.files import Bounds, Rows, make_folder, sync, write_parquet
 from cdc_lake.tables.object_store import ObjectStore
-from cdc_lake.tables.store_options import storage_of
+from cdc_lake.tables.store_options import OF_FILE_ACCESS, storage_of
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -172,6 +173,12 @@ class _Synced(io.BufferedWriter):
 _SCHEMES = ("s3", "s3a", "s3n", "abfs", "abfss", "gs", "gcs")
 
 
+@lru_cache(maxsize=8)
+def _store(properties: tuple[tuple[str, str], ...]) -> ObjectStore:
+    """One for all tables with the same settings: its connections, and the keys of a role, serve each commit."""
+    return ObjectStore(storage_of(dict(properties)))
+
+
 class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look into pyiceberg
     """pyarrow's file access with stores opened as for Delta."""
 
@@ -179,7 +186,8 @@ class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look in
 
     def __init__(self, properties: Properties = EMPTY_DICT) -> None:
         super().__init__(properties)
-        others, store = self.fs_by_scheme, ObjectStore(storage_of(properties))
+        settings = ((name, text) for name, text in properties.items() if name.startswith(OF_FILE_ACCESS))
+        others, store = self.fs_by_scheme, _store(tuple(sorted(settings)))
 
         def open_filesystem(scheme: str, netloc: str | None) -> pafs.FileSystem:
             return store.filesystem if scheme in _SCHEMES else others(scheme, netloc)

@@ -72,11 +72,17 @@ class ObjectStore:
         set_process_variables(storage.ca_file, storage.service_account_file)
         self._storage = storage
         self._proven: set[bool] = set()
+        self._opened: tuple[Storage, pafs.FileSystem] | None = None
 
-    @cached_property
+    @property
     def filesystem(self) -> pafs.FileSystem:
-        """Arrow's file system, for files and single objects; paths are `bucket/key`."""
-        return arrow_filesystem(self._storage)
+        """Arrow's file system, for files and single objects; paths are `bucket/key`. With the keys of a role it lasts
+        ten minutes at least. Raises OSError if there are none.
+        """
+        storage = self._with_keys()
+        if self._opened is None or self._opened[0] != storage:
+            self._opened = storage, arrow_filesystem(storage)
+        return self._opened[1]
 
     @property
     def delta_options(self) -> dict[str, str]:
@@ -93,7 +99,7 @@ class ObjectStore:
         try:
             keys = role.get_frozen_credentials()
         except (BotoCoreError, ClientError) as cause:
-            raise OSError(str(cause)) from cause
+            raise OSError(f"AWS Error: {cause}") from cause
         names = {"access_key_id": "access_key", "secret_access_key": "secret_key", "session_token": "token"}
         secrets = {field: SecretStr(getattr(keys, name)) for field, name in names.items()}
         return self._storage.model_copy(update={**secrets, "role_arn": None, "external_id": None})
@@ -107,7 +113,7 @@ class ObjectStore:
             raise BotocoreMissing from cause
         own, storage = session.Session(), self._storage
         if (base := own.get_credentials()) is None:
-            raise OSError("no credentials to assume the role with")
+            raise OSError("AWS Error: no credentials to assume the role with")
         arguments = {"RoleSessionName": SESSION} | ({"ExternalId": storage.external_id} if storage.external_id else {})
         client = partial(own.create_client, region_name=storage.region)
         fetcher = credentials.AssumeRoleCredentialFetcher(client, base, storage.role_arn, extra_args=arguments)
@@ -173,11 +179,8 @@ class ObjectStore:
                 except BaseError as cause:
                     raise OSError(str(cause)) from cause
             answers = list(writers.map(put, [key] * _WRITERS, [mode] * _WRITERS))
-            try:
-                with suppress(FileNotFoundError):  # no writer got through
-                    store.delete(key)
-            except BaseError as cause:
-                raise OSError(str(cause)) from cause
+            with suppress(FileNotFoundError):  # no writer got through
+                self.filesystem.delete_file(f"{bucket}/{key}")
             if answers.count(True) > 1:
                 text = "the object store overwrites an object although a conditional PUT forbids it"
                 raise StoreUnfenced(text, where=where)

@@ -128,7 +128,7 @@ class _AdlsFileSystem(pafs.AzureFileSystem):  # type: ignore[misc]  # mypy does 
 
 
 def arrow_filesystem(storage: Storage) -> pafs.FileSystem:
-    """Arrow's file system; paths are `bucket/key`. It renews the credentials of a role itself."""
+    """Arrow's file system; paths are `bucket/key`."""
     values = {field: _text(storage, field) for field in _FIELDS[storage.provider]}
     parts = urlsplit(values.pop("endpoint") or "")
     scheme, host = parts.scheme or "https", parts.netloc or None
@@ -150,9 +150,6 @@ def arrow_filesystem(storage: Storage) -> pafs.FileSystem:
                 access_key=values["access_key_id"],
                 secret_key=values["secret_access_key"],
                 session_token=values["session_token"],
-                role_arn=values["role_arn"],
-                external_id=values["external_id"],
-                session_name=SESSION if values["role_arn"] else None,
                 region=values["region"],
                 scheme=scheme,
                 endpoint_override=host,
