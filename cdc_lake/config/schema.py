@@ -158,19 +158,11 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
 
 
 _PLAIN_TYPES = {
-    "string_type": "text",
-    "string_sub_type": "text",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "path_type": "a path",
-    "list_type": "a list",
-    "model_type": "a mapping of keys to values",
-    "model_attributes_type": "a mapping of keys to values",
-    "dict_type": "a mapping of keys to values",
-}
+    "string_type": "text", "string_sub_type": "text", "int_type": "a whole number", "float_type": "a number",
+    "bool_type": "true or false", "int_parsing": "a whole number", "int_from_float": "a whole number",
+    "path_type": "a path", "list_type": "a list",
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping of keys to values"),
+}  # fmt: skip
 
 
 def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: PLR0911  # one return a kind of error

@@ -21,18 +21,11 @@ from cdc_lake.config.yaml_tree import MappingNode, ScalarNode, nodes
 from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
 
 CATALOG = "lake.iceberg.uri"
+_OF_STORE = ("access_key_id", "secret_access_key", "session_token", "account_key", "sas_token", "client_secret")
 PATHS = (
-    "source.password",
-    "bronze.redact_key",
-    "lake.storage.access_key_id",
-    "lake.storage.secret_access_key",
-    "lake.storage.session_token",
-    "lake.storage.account_key",
-    "lake.storage.sas_token",
-    "lake.storage.client_secret",
-    "observe.openlineage.api_key",
-    CATALOG,
-)
+    "source.password", "bronze.redact_key", *(f"lake.storage.{name}" for name in _OF_STORE),
+    "observe.openlineage.api_key", CATALOG,
+)  # fmt: skip
 """Secret values; of an address, only the password in it."""
 MAPPINGS = ("lake.iceberg.properties", "spark.conf")
 """Mappings, in which values are secret if their names say so."""

@@ -257,23 +257,9 @@ TABLES: dict[str, Columns] = {
 """Name, type and meaning of each control table's columns; the reference page is generated from it."""
 
 ControlName: TypeAlias = Literal[
-    "streams",
-    "snapshots",
-    "cuts",
-    "pins",
-    "withheld",
-    "pauses",
-    "quarantine",
-    "decisions",
-    "gaps",
-    "timelines",
-    "memberships",
-    "configurations",
-    "decoded",
-    "quality",
-    "verified",
-    "runs",
-]
+    "streams", "snapshots", "cuts", "pins", "withheld", "pauses", "quarantine", "decisions", "gaps", "timelines",
+    "memberships", "configurations", "decoded", "quality", "verified", "runs",
+]  # fmt: skip
 
 
 def schema_of(name: ControlName) -> pa.Schema:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -27,10 +27,6 @@ from cdc_lake.config.model import ObjectAddress, Storage
 from cdc_lake.config.project import Project
 from cdc_lake.errors import BotocoreMissing, StaleObjectListing, StoreRefused, StoreUnavailable, StoreUnfenced
 from cdc_lake.tables.store_options import SESSION, arrow_filesystem, crate_options, delta_options, set_process_variables
-
-if TYPE_CHECKING:
-    from obstore.store import AzureStore, GCSStore, S3Store
-
 
 _T = TypeVar("_T")
 
@@ -44,7 +40,6 @@ rounds.
 
 _PAUSES = (0.1, 5.0)  # seconds: the first and the longest between two attempts
 _NO_BUCKET = "the bucket or container does not exist"
-_NO_IDENTITY = "give this process an identity (variables, a workload identity, a role of the machine), or set `keys`"
 # Error words of the libraries for failures that retrying does not resolve, what they mean, and what helps.
 _REFUSALS: Final[tuple[tuple[str, str, str | None], ...]] = (
     ("RequestTimeTooSkewed|Request date header too old|reasonable timeframe", "the clock of this machine is wrong",
@@ -53,12 +48,14 @@ _REFUSALS: Final[tuple[tuple[str, str, str | None], ...]] = (
      "create it, or correct its name in the address"),
     ("PermanentRedirect|AuthorizationHeaderMalformed|redirect without LOCATION", "the bucket is in another region",
      "set `lake.storage.region` to the region of the bucket"),
-    (r"169\.254\.169\.254|metadata\.google|Unable to locate credentials|no credentials|DefaultAzureCredential",
-     "this process has no credentials for the object store", _NO_IDENTITY),
     (r"40[13] (Unauthorized|Forbidden)|HTTP status 40[13]\b|access.?denied|invalid.?access.?key|signature.?does.?not",
      "the object store refused a request", None),
     ("expired.?token|AuthenticationFailed|AuthorizationFailure", "the object store refused the credentials", None),
 )  # fmt: skip
+_NO_IDENTITY: Final = re.compile(
+    r"169\.254\.169\.254|metadata\.google|no credentials|locate credentials|DefaultAzureCredential", re.IGNORECASE
+)
+"""Text in errors of libraries that found no credentials in the environment, or could not reach those of a machine."""
 
 
 class StaleListing(OSError):
@@ -72,6 +69,8 @@ class ObjectStore:
         set_process_variables(storage.ca_file, storage.service_account_file)
         self._storage = storage
         self._proven: set[bool] = set()
+        # what a later put is conditional on: the generation in GCS, elsewhere the ETag
+        self._tag = "version" if storage.provider == "gcs" else "e_tag"
         self._opened: tuple[Storage, pafs.FileSystem] | None = None
 
     @property
@@ -175,7 +174,7 @@ class ObjectStore:
             mode: Any = "create"
             if replaces:
                 try:
-                    mode = self._unchanged(self._tag(store.put(key, b"proof of the fence", use_multipart=False)))
+                    mode = {self._tag: store.put(key, b"proof of the fence", use_multipart=False)[self._tag]}
                 except BaseError as cause:
                     raise OSError(str(cause)) from cause
             answers = list(writers.map(put, [key] * _WRITERS, [mode] * _WRITERS))
@@ -192,7 +191,7 @@ class ObjectStore:
                 self.persist(race, where)
         self._proven.add(replaces)
 
-    def _bucket(self, bucket: str) -> AzureStore | GCSStore | S3Store:
+    def _bucket(self, bucket: str) -> Any:
         """A client without retries for single objects of a bucket."""
         from obstore import store  # noqa: PLC0415  # a receiver of a local lake needs none
 
@@ -201,17 +200,7 @@ class ObjectStore:
         options: Any = {"allow_http": storage.allow_http, "connect_timeout": "5s", "timeout": "30s"}
         if storage.ca_file is not None:
             options["root_certificate"] = Path(storage.ca_file).read_bytes()
-        opened: AzureStore | GCSStore | S3Store = client(
-            bucket, config=crate_options(storage), client_options=options, retry_config={"max_retries": 0}
-        )
-        return opened
-
-    def _tag(self, meta: Any) -> str:
-        """What a later put is conditional on: the generation in GCS, elsewhere the ETag."""
-        return str(meta["version" if self._storage.provider == "gcs" else "e_tag"])
-
-    def _unchanged(self, tag: str) -> Any:
-        return {"version" if self._storage.provider == "gcs" else "e_tag": tag}
+        return client(bucket, config=crate_options(storage), client_options=options, retry_config={"max_retries": 0})
 
     def read_tagged(self, path: str, where: str) -> tuple[str, str] | None:
         """A small text object and its tag, None if it does not exist. Raises StoreUnavailable, StoreRefused."""
@@ -222,7 +211,7 @@ class ObjectStore:
         def read() -> tuple[str, str]:
             try:
                 got = self._bucket(bucket).get(key)
-                return bytes(got.bytes()).decode(), self._tag(got.meta)
+                return bytes(got.bytes()).decode(), str(got.meta[self._tag])
             except BaseError as cause:
                 raise OSError(str(cause)) from cause
 
@@ -241,8 +230,8 @@ class ObjectStore:
 
         def put() -> str | None:
             try:
-                mode: Any = "create" if tag is None else self._unchanged(tag)
-                return self._tag(self._bucket(bucket).put(key, text.encode(), mode=mode, use_multipart=False))
+                mode: Any = "create" if tag is None else {self._tag: tag}
+                return str(self._bucket(bucket).put(key, text.encode(), mode=mode, use_multipart=False)[self._tag])
             except (AlreadyExistsError, PreconditionError):  # perhaps by an attempt whose reply was lost
                 present = self.read_tagged(path, where)
                 return present[1] if present is not None and present[0] == text else None
@@ -291,12 +280,15 @@ def raise_failure(failure: Exception, where: str, also: tuple[type[Exception], .
     if (refusal := _refusal(failure)) is not None:
         _, message, hint = refusal
         raise StoreRefused(message, where=where, hint=hint) from failure
+    if _NO_IDENTITY.search(str(failure)) is not None:
+        hint = "give it an identity (variables, a workload identity, a role of the machine), or set `credentials: keys`"
+        raise StoreUnavailable("this process has no credentials for the store", where=where, hint=hint) from failure
     raise StoreUnavailable("a request to the object store failed", where=where) from failure
 
 
 def _refusal(failure: Exception) -> tuple[str, str, str | None] | None:
     """The kind of a refusal of the store; None if retrying may help."""
-    text = str(failure)
+    text = "" if _NO_IDENTITY.search(str(failure)) else str(failure)
     return next((refusal for refusal in _REFUSALS if re.search(refusal[0], text, re.IGNORECASE)), None)
 
 

@@ -469,18 +469,11 @@ def _iceberg_type(sql: str) -> IcebergType:
     if sql.startswith("array<"):
         return types.ListType(0, _iceberg_type(sql[len("array<") : -1]), element_required=False)
     simple: dict[str, type[IcebergType]] = {
-        "smallint": types.IntegerType,
-        "int": types.IntegerType,
-        "bigint": types.LongType,
-        "float": types.FloatType,
-        "double": types.DoubleType,
-        "boolean": types.BooleanType,
-        "binary": types.BinaryType,
-        "string": types.StringType,
-        "date": types.DateType,
-        "timestamp": types.TimestamptzType,
+        "smallint": types.IntegerType, "int": types.IntegerType, "bigint": types.LongType, "float": types.FloatType,
+        "double": types.DoubleType, "boolean": types.BooleanType, "binary": types.BinaryType,
+        "string": types.StringType, "date": types.DateType, "timestamp": types.TimestamptzType,
         "timestamp_ntz": types.TimestampType,
-    }
+    }  # fmt: skip
     if sql not in simple:
         raise LakeError(f"a column of type {sql} cannot be added to an Iceberg table")
     return simple[sql]()

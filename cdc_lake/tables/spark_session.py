@@ -69,34 +69,18 @@ _IN_BUNDLE = (
 )
 # Included in pyspark: without these exclusions Ivy downloads 148 MB instead of 75 (measured).
 EXCLUDES = (
-    "org.apache.hadoop:hadoop-client-api",
-    "org.apache.hadoop:hadoop-client-runtime",
-    "com.github.luben:zstd-jni",
-    "org.apache.parquet:parquet-hadoop",
-    "org.apache.parquet:parquet-column",
-    "org.apache.parquet:parquet-common",
-    "org.apache.parquet:parquet-encoding",
-    "org.apache.parquet:parquet-format-structures",
-    "org.apache.parquet:parquet-jackson",
-    "org.xerial.snappy:snappy-java",
-    "org.apache.logging.log4j:log4j-api",
-    "org.apache.logging.log4j:log4j-core",
-    "com.fasterxml.jackson.core:jackson-core",
-    "com.fasterxml.jackson.core:jackson-databind",
-    "com.fasterxml.jackson.core:jackson-annotations",
-    "com.fasterxml.jackson.datatype:jackson-datatype-jsr310",
-    "org.slf4j:slf4j-api",
-    "commons-logging:commons-logging",
-    "commons-pool:commons-pool",
-    "io.airlift:aircompressor",
-    "org.roaringbitmap:RoaringBitmap",
-    "org.roaringbitmap:shims",
-    "org.locationtech.jts:jts-core",
-    "commons-codec:commons-codec",
-    "org.wildfly.openssl:wildfly-openssl",
-    "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3",
+    "org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime", "com.github.luben:zstd-jni",
+    "org.apache.parquet:parquet-hadoop", "org.apache.parquet:parquet-column", "org.apache.parquet:parquet-common",
+    "org.apache.parquet:parquet-encoding", "org.apache.parquet:parquet-format-structures",
+    "org.apache.parquet:parquet-jackson", "org.xerial.snappy:snappy-java", "org.apache.logging.log4j:log4j-api",
+    "org.apache.logging.log4j:log4j-core", "com.fasterxml.jackson.core:jackson-core",
+    "com.fasterxml.jackson.core:jackson-databind", "com.fasterxml.jackson.core:jackson-annotations",
+    "com.fasterxml.jackson.datatype:jackson-datatype-jsr310", "org.slf4j:slf4j-api", "commons-logging:commons-logging",
+    "commons-pool:commons-pool", "io.airlift:aircompressor", "org.roaringbitmap:RoaringBitmap",
+    "org.roaringbitmap:shims", "org.locationtech.jts:jts-core", "commons-codec:commons-codec",
+    "org.wildfly.openssl:wildfly-openssl", "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3",
     *(f"software.amazon.awssdk:{module}" for module in _IN_BUNDLE.split()),
-)
+)  # fmt: skip
 LOG_STORE: Final = Path(__file__).with_name("log_store") / "log_store.jar"
 JAVA_MAJORS = (17, 21)
 
@@ -119,14 +103,11 @@ _OF_SUBMIT = ("spark.driver.extraJavaOptions", "spark.driver.memory", "spark.jar
 _ENDS_IT = "org.apache.spark.util.SparkUncaughtExceptionHandler"
 _SUBMIT = "PYSPARK_SUBMIT_ARGS"
 _LOOKED_UP = (
-    ("functions",),
-    ("org.apache.spark.sql.functions",),
-    ("PythonUtils",),
-    ("PythonSQLUtils",),
+    ("functions",), ("org.apache.spark.sql.functions",), ("PythonUtils",), ("PythonSQLUtils",),
     ("py4j", "reflection", "TypeUtil"),
-)
+)  # fmt: skip
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-_TRUST_PASSWORD = "changeit"  # noqa: S105  # of Java's own truststore, which has no secrets
+_PASSWORD = "changeit"  # noqa: S105  # of Java's own truststore, which has no secrets
 _PLAIN = re.compile(r"[A-Za-z0-9._/-]")
 _OUT_OF_MEMORY = 52  # SparkExitCode.OOM
 
@@ -272,10 +253,13 @@ def materialize(frame: DataFrame, *, large: bool = False) -> DataFrame:
 
 def static_settings(project: Project) -> dict[str, str]:
     """Settings that must be set before the JVM starts."""
+    trust = ""
+    if (storage := project.storage) is not None and storage.ca_file is not None:
+        trust = f" -Djavax.net.ssl.trustStore={_trust_store(project)} -Djavax.net.ssl.trustStorePassword={_PASSWORD}"
     return {
         **_master_settings(project),
         "spark.driver.memory": f"{project.pipeline.apply.driver_memory >> 20}m",
-        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}{_trust(project)}",
+        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}{trust}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Plans are formatted for the UI even if it is off: the default, the longest form, takes a 25th of the CPU time
@@ -361,13 +345,6 @@ def java_found(version: int | None) -> str:
     return f"JAVA_HOME is {home}, which has no working bin/java" if home else "no Java was found"
 
 
-def _trust(project: Project) -> str:
-    """Options of the driver's Java for the authority of the object store."""
-    if (storage := project.storage) is None or storage.ca_file is None:
-        return ""
-    return f" '-Djavax.net.ssl.trustStore={_trust_store(project)}' -Djavax.net.ssl.trustStorePassword={_TRUST_PASSWORD}"
-
-
 def _trust_store(project: Project) -> Path:
     """The certificate authorities that Spark's driver trusts, if the object store has one of its own."""
     return project.scratch.with_name(f"{project.name}.truststore")
@@ -381,7 +358,7 @@ def _write_trust_store(ca_file: Path, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(home / "lib" / "security" / "cacerts", file)
         for number, certificate in enumerate(_CERTIFICATE.findall(ca_file.read_text())):
-            options = ("-importcert", "-noprompt", "-alias", f"cdc_lake-{number}", "-storepass", _TRUST_PASSWORD)
+            options = ("-importcert", "-noprompt", "-alias", f"cdc_lake-{number}", "-storepass", _PASSWORD)
             command = [str(home / "bin" / "keytool"), *options, "-keystore", str(file)]
             subprocess.run(command, input=certificate, text=True, check=True, capture_output=True)  # noqa: S603
     except (OSError, subprocess.CalledProcessError) as cause:

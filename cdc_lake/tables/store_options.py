@@ -14,6 +14,7 @@ process: the crate in deltalake the certificates, Arrow the key of a service acc
 
 from __future__ import annotations
 
+import atexit
 import os
 import ssl
 import tempfile
@@ -185,14 +186,13 @@ def set_process_variables(ca_file: str | None, service_account_file: str | None)
     """
     if service_account_file is not None:
         os.environ["GOOGLE_APPLICATION_CREDENTIALS"] = service_account_file
-    if ca_file is None:
-        return
-    paths, own = ssl.get_default_verify_paths(), Path(ca_file).read_bytes()
-    with tempfile.NamedTemporaryFile(prefix="cdc_lake-", suffix=".pem", delete=False) as bundle:
-        bundle.write((Path(paths.cafile).read_bytes() if paths.cafile else b"") + b"\n" + own)
-    os.environ["SSL_CERT_FILE"] = bundle.name
-    if paths.capath:
-        os.environ["SSL_CERT_DIR"] = paths.capath
+    if ca_file is not None:
+        paths = ssl.get_default_verify_paths()
+        certificates = Path(ca_file).read_bytes() + (Path(paths.cafile).read_bytes() if paths.cafile else b"")
+        with tempfile.NamedTemporaryFile(prefix="cdc_lake-", suffix=".pem", delete=False) as bundle:
+            bundle.write(certificates)
+        atexit.register(Path(bundle.name).unlink, missing_ok=True)
+        os.environ |= {"SSL_CERT_FILE": bundle.name, **({"SSL_CERT_DIR": paths.capath} if paths.capath else {})}
 
 
 def pyiceberg_properties(storage: Storage) -> dict[str, str]:

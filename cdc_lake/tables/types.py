@@ -317,23 +317,10 @@ def _read_as(sql: str) -> ColumnType:
 
 _REFUSED = re.compile(r"[\s,;{}()=.`\x00-\x1f\x7f]")
 # Iceberg's metadata columns (MetadataColumns.java), Delta's of the change data feed, Spark's hidden one
-_RESERVED = frozenset(
-    {
-        "_file",
-        "_pos",
-        "_deleted",
-        "_spec_id",
-        "_partition",
-        "_row_id",
-        "_last_updated_sequence_number",
-        "_change_type",
-        "_change_ordinal",
-        "_commit_snapshot_id",
-        "_commit_version",
-        "_commit_timestamp",
-        "_metadata",
-    }
-)
+_RESERVED = frozenset({
+    "_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number", "_change_type",
+    "_change_ordinal", "_commit_snapshot_id", "_commit_version", "_commit_timestamp", "_metadata",
+})  # fmt: skip
 
 
 def silver_names(relation: Relation) -> tuple[str, ...]:

@@ -103,9 +103,9 @@ def test_a_role_without_credentials_to_assume_it_says_so(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(StoreRefused, match="no credentials for the object store") as refused:
+    with pytest.raises(StoreUnavailable, match="no credentials for the store") as missing:
         bronze_writer(bronze_of(tmp_path, "delta", **assumed)).state()
-    assert "give this process an identity" in refused.value.remedy
+    assert "give it an identity" in missing.value.remedy
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from cdc_lake.config.fields import compile_columns, compile_pattern, exact_column, overlap, parse_release
 from cdc_lake.config.model import ObjectAddress, Provider, SilverTable, is_local
 from cdc_lake.config.rules import Expression, Monotonic, named_columns
 from cdc_lake.config.silver_tables import MIN_KEY
 from cdc_lake.config.source import OLDEST_QHB, PARALLEL, TWO_PHASE, Pgoutput, host_and_port, protocol_of
-from cdc_lake.config.validation.checked_pipeline import CheckedPipeline, Finding, NotApplicable, Rule, table_name
+from cdc_lake.config.validation.checked_pipeline import CheckedPipeline, Finding, Rule, table_name
 from cdc_lake.config.validation.gaussdb import family_rules
 from cdc_lake.config.validation.silver import SILVER_RULES
 from cdc_lake.config.yaml_tree import MappingNode, ScalarNode, join
@@ -159,19 +160,19 @@ def _store_addresses(pipeline: CheckedPipeline) -> Iterator[tuple[str, str]]:
 
 
 _SERVICES: dict[Provider, str] = {"s3": "S3", "azure": "ADLS", "gcs": "GCS"}
-_PRINCIPAL = ("tenant_id", "client_id", "client_secret")
 _CREDENTIALS: dict[tuple[Provider, str], tuple[tuple[str, ...], ...]] = {
     ("s3", "keys"): (("access_key_id", "secret_access_key"),),
     ("s3", "role"): (("role_arn",),),
-    ("azure", "keys"): (("account_key",), ("sas_token",), _PRINCIPAL),
+    ("azure", "keys"): (("account_key",), ("sas_token",), ("tenant_id", "client_id", "client_secret")),
     ("gcs", "keys"): (("service_account_file",),),
 }
 """What each service needs for each kind of credentials: one of the groups, completely."""
-_OPTIONAL = {("s3", "keys"): ("session_token",), ("s3", "role"): ("external_id",)}
-_OF_SERVICE = {"region": "s3", "ca_file": "s3", "account": "azure"}
-_OF_CREDENTIALS = {
-    name: kind for kind, groups in _CREDENTIALS.items() for name in (*sum(groups, ()), *_OPTIONAL.get(kind, ()))
-}
+_APPLIES: dict[str, tuple[Provider, str | None]] = {
+    "region": ("s3", None), "ca_file": ("s3", None), "account": ("azure", None),
+    "session_token": ("s3", "keys"), "external_id": ("s3", "role"),
+    **{name: kind for kind, groups in _CREDENTIALS.items() for group in groups for name in group},
+}  # fmt: skip
+"""The service of a field, and its kind of credentials if it has one."""
 
 
 def _object_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -202,60 +203,50 @@ def _object_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
             yield Finding(Problem.LAKE_LAYOUT, path, summary, hint)
 
 
-def _provider(pipeline: CheckedPipeline) -> Provider:
-    """The service of the addresses, otherwise that of `lake.storage`."""
+def _of_storage(name: str, summary: str, hint: str) -> Finding:
+    return Finding(Problem.LAKE_LAYOUT, f"lake.storage.{name}", summary, hint)
+
+
+def _storage(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    """Fields of `lake.storage` that do not fit its service or its credentials, and those that are missing."""
+    if (storage := pipeline.lake.storage) is None:
+        return
+    provider = storage.provider
     for _, text in _store_addresses(pipeline):
-        try:
-            return ObjectAddress.parse(text).provider
-        except ValueError:
-            raise NotApplicable from None
-    return pipeline.lake.storage.provider if pipeline.lake.storage else "s3"
-
-
-def _credentials(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    storage, provider = pipeline.lake.storage, _provider(pipeline)
-    if storage is None:
+        with suppress(ValueError):  # reported by `_object_store`
+            provider = ObjectAddress.parse(text).provider
+            break
+    service, kind = _SERVICES[provider], (provider, storage.credentials)
+    is_set = {name for name in type(storage).model_fields if pipeline.is_set(f"lake.storage.{name}")}
+    if provider == "s3" and "region" not in is_set:
+        yield _of_storage("region", "S3 requires `region`", "add the bucket's, for example `region: eu-west-1`")
+    if "provider" in is_set and storage.provider != provider:
+        yield _of_storage("provider", f"the addresses are in {service}", "remove it: the addresses say it")
+    if provider != "s3" and storage.credentials == "role":
+        yield _of_storage("credentials", f"{service} has no roles to assume", "set it to `keys` or `environment`")
         return
-    problem, section, kind = Problem.LAKE_LAYOUT, "lake.storage", (provider, storage.credentials)
-    if provider == "s3":
-        if not pipeline.is_set(f"{section}.region"):
-            hint = "add the region of the bucket, for example `region: eu-west-1`"
-            yield Finding(problem, f"{section}.region", "S3 requires `region`", hint)
-    elif storage.credentials == "role":
-        summary = f"{_SERVICES[provider]} has no roles to assume"
-        yield Finding(problem, f"{section}.credentials", summary, "set it to `keys` or `environment`")
-        return
-    if pipeline.is_set(f"{section}.provider") and storage.provider != provider:
-        summary = f"the addresses are in {_SERVICES[provider]}"
-        yield Finding(problem, f"{section}.provider", summary, "remove it: the addresses say it")
-    of_service = _OF_SERVICE | {name: service for name, (service, _) in _OF_CREDENTIALS.items()}
-    for name, service in of_service.items():
-        if not pipeline.is_set(f"{section}.{name}"):
-            continue
-        if service != provider:
-            summary = f"`{name}` does not apply to {_SERVICES[provider]}"
-            yield Finding(problem, f"{section}.{name}", summary, "remove it, or correct the addresses")
-        elif name in _OF_CREDENTIALS and _OF_CREDENTIALS[name] != kind:
+    for name, needed in _APPLIES.items():
+        if name in is_set and needed[0] != provider:
+            yield _of_storage(name, f"`{name}` does not apply to {service}", "remove it, or correct the addresses")
+        elif name in is_set and needed[1] not in {None, storage.credentials}:
             summary = f"`{name}` does not apply to `credentials: {storage.credentials}`"
-            yield Finding(problem, f"{section}.{name}", summary, "remove one of them")
-    yield from _missing_credentials(pipeline, _CREDENTIALS.get(kind, ()))
+            yield _of_storage(name, summary, "remove one of them")
+    yield from _missing_credentials(is_set, _CREDENTIALS.get(kind, ()))
 
 
-def _missing_credentials(pipeline: CheckedPipeline, groups: tuple[tuple[str, ...], ...]) -> Iterator[Finding]:
-    section = "lake.storage"
-    used = [group for group in groups if any(pipeline.is_set(f"{section}.{name}") for name in group)]
-    for group in used[1:]:
-        name = next(name for name in group if pipeline.is_set(f"{section}.{name}"))
-        summary = f"`{used[0][0]}` and `{name}` are credentials of two kinds"
-        yield Finding(Problem.LAKE_LAYOUT, f"{section}.{name}", summary, "keep one of them")
+def _missing_credentials(is_set: set[str], groups: tuple[tuple[str, ...], ...]) -> Iterator[Finding]:
     hint = "add it as a reference, `${env:NAME}` or `${file:path}`, or set `credentials: environment`"
+    used = [group for group in groups if not is_set.isdisjoint(group)]
+    for group in used[1:]:
+        name = next(name for name in group if name in is_set)
+        yield _of_storage(name, f"`{used[0][0]}` and `{name}` are credentials of two kinds", "keep one of them")
     if len(groups) > 1 and not used:
-        summary = "the store requires `account_key`, `sas_token`, or `tenant_id`, `client_id` and `client_secret`"
-        yield Finding(Problem.LAKE_LAYOUT, f"{section}.account_key", summary, hint.replace("it", "one of them", 1))
-        return
-    for name in (used or groups or ((),))[0]:
-        if not pipeline.is_set(f"{section}.{name}"):
-            yield Finding(Problem.LAKE_LAYOUT, f"{section}.{name}", f"the store requires `{name}`", hint)
+        summary = "ADLS requires `account_key`, `sas_token`, or `tenant_id`, `client_id` and `client_secret`"
+        yield _of_storage("account_key", summary, hint.replace("it", "one of them", 1))
+    elif groups:
+        for name in (used or groups)[0]:
+            if name not in is_set:
+                yield _of_storage(name, f"the store requires `{name}`", hint)
 
 
 def _catalog_of_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -469,7 +460,7 @@ _RULES = (
         "`work` applies only to a lake in an object store", "remove it: `path` is the directory",
     ),
     _object_store,
-    _credentials,
+    _storage,
     Rule(
         Problem.LAKE_LAYOUT, "bronze.durability", lambda p: _bronze_in_store(p) and p.node("bronze.durability"),
         "`durability` does not apply to bronze in an object store",
