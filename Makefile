@@ -14,7 +14,7 @@ PYTEST  = $(COMPILE) $(BIN)/pytest --numprocesses 3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-faults test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
+.PHONY: help demo test test-fast test-azurite test-faults test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -27,6 +27,9 @@ test: $(VENV)/spark.jsa ## all tests but the slow ones, with a small budget for 
 
 test-fast: $(VENV)/.dev ## tests without Spark
 	@$(PYTEST) -m "not spark and not slow"
+
+test-azurite: $(VENV)/.dev ## a lake in ADLS over Microsoft's emulator, which npm fetches (needs Node.js)
+	@CDC_LAKE_REQUIRE_AZURITE=1 $(COMPILE) $(BIN)/pytest --numprocesses 0 tests/live/test_azurite.py
 
 test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, with what they counted
 	@$(COMPILE) $(BIN)/python -m tests.reliability --small
