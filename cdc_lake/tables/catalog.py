@@ -144,7 +144,7 @@ def _settle_sqlite(catalog: Any, *, durable: bool) -> None:
 POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.7"
 """Only needed if the catalog is a PostgreSQL database."""
 
-REDACTED = "(?i)secret|password|token|credential|access[.]?key"
+REDACTED = "(?i)secret|password|token|credential|(access|account)[.]?key"
 """Settings whose values Spark does not show."""
 
 

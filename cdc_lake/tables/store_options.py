@@ -250,7 +250,7 @@ def hadoop_settings(storage: Storage) -> dict[str, str]:
                 "fs.AbstractFileSystem.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS",
             }
         case "s3":
-            kind = storage.credentials if storage.session_token is None else "token"
+            kind, region = storage.credentials if storage.session_token is None else "token", storage.region or ""
             settings["fs.s3.impl"] = f"{_S3A}.S3AFileSystem"  # addresses begin with s3:// in every program
             settings["fs.s3a.aws.credentials.provider"] = _PROVIDERS[kind]
             if storage.endpoint is not None:
@@ -259,8 +259,8 @@ def hadoop_settings(storage: Storage) -> dict[str, str]:
                 settings |= {
                     "fs.s3a.assumed.role.credentials.provider": _FROM_ENVIRONMENT,
                     "fs.s3a.assumed.role.session.name": SESSION,
-                    "fs.s3a.assumed.role.sts.endpoint": f"sts.{storage.region}.amazonaws.com",
-                    "fs.s3a.assumed.role.sts.endpoint.region": storage.region or "",
+                    "fs.s3a.assumed.role.sts.endpoint": f"sts.{region}.amazonaws.com{'.cn' * region.startswith('cn-')}",
+                    "fs.s3a.assumed.role.sts.endpoint.region": region,
                 }
     return {f"spark.hadoop.{key}": value for key, value in settings.items()}
 

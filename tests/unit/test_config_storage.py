@@ -72,7 +72,9 @@ def test_each_service_is_taken_with_its_credentials(root: Path, address: str, st
     assert (project.storage.provider, project.storage.account) == (place.provider, place.account)
     assert str(project.bronze_address) == f"{address}/bronze/shop"
     assert project.iceberg_warehouse == f"{address}/warehouse"
-    assert SECRETS["secret"] not in repr(project)
+    shown = {setting.path: setting.text for setting in effective(project)}
+    assert shown["lake.storage.provider"] == place.provider
+    assert SECRETS["secret"] not in repr(project) + repr(shown)
 
 
 def test_an_iceberg_bronze_in_a_store_is_taken(root: Path):
