@@ -14,7 +14,7 @@ PYTEST  = $(COMPILE) $(BIN)/pytest --numprocesses 3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-azurite test-faults test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
+.PHONY: help demo test test-fast test-azurite test-store test-faults test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -30,6 +30,9 @@ test-fast: $(VENV)/.dev ## tests without Spark
 
 test-azurite: $(VENV)/.dev ## a lake in ADLS over Microsoft's emulator, which npm fetches (needs Node.js)
 	@CDC_LAKE_REQUIRE_AZURITE=1 $(COMPILE) $(BIN)/pytest --numprocesses 0 tests/live/test_azurite.py
+
+test-store: $(VENV)/.dev ## that a store without atomic conditional writes is refused (Linux, Java, Maven)
+	@$(COMPILE) $(BIN)/python -m tests.unfenced_store
 
 test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, with what they counted
 	@$(COMPILE) $(BIN)/python -m tests.reliability --small
