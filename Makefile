@@ -18,7 +18,7 @@ PYTEST  = $(COMPILE) $(BIN)/pytest --numprocesses 3
 STORE_TESTS = tests/unit/test_store_options.py tests/unit/test_lease.py tests/unit/test_bronze_object_store.py \
   tests/live/test_receive_object_store.py tests/spark/test_lake_in_store.py
 
-.PHONY: help demo test test-fast test-faults test-store test-cluster test-rest test-hive test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
+.PHONY: help demo test test-fast test-faults test-store test-azurite test-cluster test-rest test-hive test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -32,11 +32,15 @@ test: $(VENV)/spark.jsa ## all tests but the slow ones, with a small budget for 
 test-fast: $(VENV)/.dev ## tests without Spark
 	@$(PYTEST) -m "not spark and not slow"
 
+test-azurite: $(VENV)/.dev ## a lake in ADLS over Microsoft's emulator, which npm fetches (needs Node.js)
+	@CDC_LAKE_REQUIRE_AZURITE=1 $(COMPILE) $(BIN)/pytest --numprocesses 0 tests/live/test_azurite.py
+
 test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, with what they counted
 	@$(COMPILE) $(BIN)/python -m tests.reliability --small
 
 test-store: $(VENV)/spark.jsa ## a lake in an S3 store: contract, leases, faults of the store, other machines, two writers of one table
 	@$(PYTEST) $(STORE_TESTS)
+	@$(COMPILE) $(BIN)/python -m tests.unfenced_store
 
 test-cluster: $(VENV)/spark.jsa ## a Spark cluster whose executors do not see the driver's disk; executors and drivers are killed
 	@$(PYTEST) tests/spark/test_spark_cluster.py

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from io import BytesIO
 from threading import Lock
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import SecretStr
 
-from cdc_lake.config.model import Storage
+from cdc_lake.config.model import ObjectAddress, Storage
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -69,6 +70,31 @@ def _is_overtaken(update: dict[str, Any]) -> bool:
     return "VersionId" in update and update["VersionId"] != table.as_dict()["VersionId"]
 
 
+class _Roles:
+    """Temporary keys of roles: the answers of STS let a client renew them at once, and revoked ones are refused."""
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self._app = app
+        self.issued: list[str] = []
+        self._revoked: set[str] = set()
+
+    def revoke(self) -> None:
+        """Let all keys expire that were issued so far."""
+        self._revoked.update(self.issued)
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        signature = environ.get("HTTP_AUTHORIZATION", "")
+        if any(f"Credential={key}/" in signature for key in self._revoked):
+            start_response("400 Bad Request", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"]
+        if "/sts/aws4_request" not in signature:
+            return self._app(environ, start_response)
+        answer = b"".join(self._app(environ, start_response))
+        self.issued += re.findall("<AccessKeyId>(.+?)</AccessKeyId>", answer.decode())
+        soon = f"{datetime.now(UTC) + timedelta(minutes=9):%Y-%m-%dT%H:%M:%SZ}".encode()
+        return [re.sub(rb"(?<=<Expiration>)[^<]+", soon, answer)]
+
+
 class LocalStore:
     """A running store. `endpoint` is its address; what is stored goes with the process."""
 
@@ -80,7 +106,8 @@ class LocalStore:
         self._server.start()
         server = self._server._server  # noqa: SLF001 - moto offers no other way to it
         assert server is not None
-        self.conditional = server.app = _Conditional(server.app)
+        self.conditional = _Conditional(server.app)
+        self.roles = server.app = _Roles(self.conditional)
         self.host, self.port = self._server.get_host_and_port()
 
     @property
@@ -98,6 +125,14 @@ class LocalStore:
             connection.close()
         assert status == 200, f"the bucket {name} was not made: {status}"
         return name
+
+    def storage(self, endpoint: str | None = None, *, patience: int = 2_000) -> Storage:
+        """Settings for it, or for a proxy before it; `patience` in milliseconds."""
+        return storage_at(endpoint or self.endpoint, patience=patience)
+
+    def address(self, bucket: str, key: str) -> ObjectAddress:
+        """The address of a folder."""
+        return ObjectAddress(bucket, key)
 
     def __enter__(self) -> Self:
         return self

@@ -29,6 +29,7 @@ from cdc_lake.errors import BronzeDamaged, BronzeUnknown
 from cdc_lake.model.position import Span
 from cdc_lake.tables.files import Rows
 from cdc_lake.tables.object_store import reading
+from cdc_lake.tables.store_options import address_of
 
 BOUNDED = tuple(f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.name not in {"info", "raw"})
 """Columns for which every data file of bronze has exact bounds."""
@@ -75,8 +76,7 @@ class Files:
 
     def for_spark(self, paths: Sequence[str]) -> list[str]:
         """Paths or addresses by which Spark reads some of the files."""
-        here = pafs.LocalFileSystem
-        return [path if isinstance(self.filesystem_of(path), here) else f"s3://{path}" for path in paths]
+        return [address_of(self.filesystem_of(path), path) for path in paths]
 
     def filesystem_of(self, path: str) -> pafs.FileSystem:
         """The file system that has one of the files."""

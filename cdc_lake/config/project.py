@@ -13,7 +13,7 @@ from typing import Literal
 
 from cdc_lake.config.fields import white_list
 from cdc_lake.config.gaussdb_options import OPTIONS, Mode, OptionValue, as_number, as_sent
-from cdc_lake.config.model import ObjectAddress, Pipeline, SilverTable, TableKind
+from cdc_lake.config.model import ObjectAddress, Pipeline, SilverTable, Storage, TableKind
 from cdc_lake.config.rules import ROW_RULES, TABLE_RULES, RowRule, TableRule
 from cdc_lake.config.silver_tables import UNDECLARED, Declared, Transforms, TypePolicy
 from cdc_lake.config.source import FamilySource, PostgresSource
@@ -171,6 +171,19 @@ class Project:
         if path is None:
             return None if self.lake_address is None else self.lake_address / "control" / self.name
         return ObjectAddress.parse(path.rstrip("/")) / self.name
+
+    @property
+    def storage(self) -> Storage | None:
+        """The object store, with what an address says of it, and absolute paths; None if there is none."""
+        storage, root = self.pipeline.lake.storage, self.iceberg_warehouse or ""
+        if storage is None:
+            return None
+        address = self.lake_address or self.control_address or self.bronze_address
+        if address is None and self.pipeline.lake.iceberg.type != "rest" and not root.startswith("file://"):
+            address = ObjectAddress.parse(root)
+        place = {} if address is None else {"provider": address.provider, "account": address.account}
+        paths = {name: getattr(storage, name) for name in ("ca_file", "service_account_file")}
+        return storage.model_copy(update={**place, **{n: str(self.root / path) for n, path in paths.items() if path}})
 
     def require_folders(self) -> None:
         """Raise BronzeNotWritten or ControlNotWritten if a file exists in place of a folder on this machine."""

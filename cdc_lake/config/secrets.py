@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pydantic import BaseModel, SecretStr
 
@@ -21,15 +21,11 @@ from cdc_lake.config.yaml_tree import MappingNode, ScalarNode, nodes
 from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
 
 CATALOG = "lake.iceberg.uri"
+_OF_STORE = ("access_key_id", "secret_access_key", "session_token", "account_key", "sas_token", "client_secret")
 PATHS = (
-    "source.password",
-    "bronze.redact_key",
-    "lake.storage.access_key_id",
-    "lake.storage.secret_access_key",
-    "lake.storage.session_token",
-    "observe.openlineage.api_key",
-    CATALOG,
-)
+    "source.password", "bronze.redact_key", *(f"lake.storage.{name}" for name in _OF_STORE),
+    "observe.openlineage.api_key", CATALOG,
+)  # fmt: skip
 """Secret values; of an address, only the password in it."""
 MAPPINGS = ("lake.iceberg.properties", "spark.conf")
 """Mappings, in which values are secret if their names say so."""
@@ -125,6 +121,8 @@ def secret_values(pipeline: Pipeline) -> frozenset[str]:
         with suppress(ValueError):  # no address at all; it was refused
             passwords.append(urlsplit(uri).password or "")
         values |= {text for password in passwords if password for text in (password, unquote(password))}
+    if (storage := pipeline.lake.storage) is not None and storage.sas_token is not None:
+        values |= {value for name, value in parse_qsl(storage.sas_token.get_secret_value()) if name == "sig"}
     return frozenset(values | {quote(secret, safe="") for secret in values})
 
 

@@ -41,6 +41,16 @@ class IcebergMissing(LakeError):
         )
 
 
+class BotocoreMissing(LakeError):
+    """The Python package is not installed."""
+
+    code = "LAK407"
+    hint = "install the extra `aws` of cdc_lake from the same origin as cdc_lake itself"
+
+    def __init__(self) -> None:
+        super().__init__("assuming a role needs botocore, which is not installed here", hint=install("aws"))
+
+
 class DuplicateMismatch(LakeError):
     """The server sends a transaction again at a position that bronze contains, but its content is different."""
 

@@ -20,7 +20,7 @@ from cdc_lake.config.model import Storage
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CatalogUnreachable, IcebergMissing, OtherCatalog
 from cdc_lake.tables.files import make_folder
-from cdc_lake.tables.store_options import iceberg_java_properties, pyiceberg_properties
+from cdc_lake.tables.store_options import OF_FILE_ACCESS, iceberg_java_properties, pyiceberg_properties
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -61,8 +61,8 @@ def catalog_address(project: Project, *, durable: bool = True) -> CatalogAddress
     """The address that a pipeline declares."""
     config, storage = project.pipeline.lake.iceberg, _storage(project)
     of_store = {} if storage is None else pyiceberg_properties(storage)
-    if config.type == "glue" and storage is not None:
-        of_store["glue.region"] = storage.region
+    if config.type == "glue":
+        of_store["glue.region"] = of_store["s3.region"]
     secrets = of_store | {key: value.get_secret_value() for key, value in config.properties.items()}
     properties = tuple(sorted(secrets.items()))
     return CatalogAddress(
@@ -72,8 +72,8 @@ def catalog_address(project: Project, *, durable: bool = True) -> CatalogAddress
 
 def _storage(project: Project) -> Storage | None:
     """The object store of the catalog's tables, None if they are in a folder or the catalog gives access to them."""
-    config, storage = project.pipeline.lake.iceberg, project.pipeline.lake.storage
-    in_store = config.type == "rest" or (project.iceberg_warehouse or "").startswith("s3://")
+    config, storage = project.pipeline.lake.iceberg, project.storage
+    in_store = config.type == "rest" or not (project.iceberg_warehouse or "").startswith("file://")
     return storage if in_store else None
 
 
@@ -179,7 +179,7 @@ def _settle_sqlite(catalog: Any, *, durable: bool) -> None:
 POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.7"
 """Only needed if the catalog is a PostgreSQL database."""
 
-REDACTED = "(?i)secret|password|token|credential|access[.]?key"
+REDACTED = "(?i)secret|password|token|credential|(access|account)[.]?key"
 """Settings whose values Spark does not show."""
 
 
@@ -220,7 +220,7 @@ def catalog_settings(project: Project) -> dict[str, str]:
     settings = {
         # A cached table would show an outdated marker: 30 s by default.
         "cache-enabled": "false",
-        **{key: value for key, value in address.properties if not key.startswith(("s3.", "py-"))},
+        **{key: value for key, value in address.properties if not key.startswith(OF_FILE_ACCESS)},
         **_connection(address),
     }
     if (storage := _storage(project)) is not None:

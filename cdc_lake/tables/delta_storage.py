@@ -269,7 +269,20 @@ class ObjectStoreDeltaStorage(StoreFolder):
 
     def refresh(self, table: DeltaTable) -> None:
         """Looks for the next log entry, and for the last checkpoint if there is none. Raises StaleObjectListing."""
+        self._renew_keys(table)
         self._persist(lambda: self._advance(table))
+
+    def _renew_keys(self, table: DeltaTable) -> None:
+        """Open a table again, at its version, if its temporary keys were replaced: it keeps those it was opened with,
+        and they may expire ten minutes later.
+        """
+
+        def renew() -> None:
+            options = self._store.delta_options
+            if options != table._storage_options:  # noqa: SLF001 - deltalake has no other word for it
+                table.__init__(self.name, version=table.version(), storage_options=options)
+
+        self._persist(renew)
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """Retries for as long as `patience` allows."""
@@ -311,6 +324,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
 
     def _commit(self, table: DeltaTable, actions: Sequence[Action], apps: Mapping[str, int], note: Note) -> int:
         mark = str(uuid4())
+        self._renew_keys(table)
 
         def put() -> int:
             try:
@@ -340,6 +354,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
     def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Note) -> int:
         """Put the log entry of the next version."""
         mark = str(uuid4())
+        self._renew_keys(table)
 
         def put() -> int:
             return delta_log.submit_properties(table, properties, note=note, mark=mark, read=self._peek)
@@ -353,6 +368,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
 
     def checkpoint(self, table: DeltaTable) -> None:
         """Writes one object."""
+        self._renew_keys(table)
         self._persist(table.create_checkpoint)
 
     def leftovers(

@@ -8,7 +8,7 @@ truncated upper bound is not a value of the column, and pruning by equality need
 pyiceberg writes a table's metadata and swaps the catalog's pointer in one call, so callers cannot sync in between, and
 it never calls fsync itself. A catalog uses these classes through its property `py-io-impl`: on a local disk content,
 name and new folders are synced; in an object store a file is one request, retried as `lake.storage` states, with
-pyiceberg's own properties (`s3.…`), so that credentials from a REST catalog apply.
+pyiceberg's own properties (`s3.…`, `adls.…`, `gcs.…`), so that credentials from a REST catalog apply.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -36,7 +37,7 @@ from requests.adapters import HTTPAdapter
 
 from cdc_lake.tables.files import Bounds, Rows, make_folder, sync, write_parquet
 from cdc_lake.tables.object_store import ObjectStore
-from cdc_lake.tables.store_options import storage_of
+from cdc_lake.tables.store_options import OF_FILE_ACCESS, storage_of
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -84,14 +85,15 @@ def new_file(table: Table, rows: Rows, *, stats: Sequence[str], plain: Sequence[
 
 def filesystem(table: Table) -> pafs.FileSystem | None:
     """The file system of the table's files as pyarrow sees it, None if it is the local one."""
-    scheme, netloc, _ = PyArrowFileIO.parse_location(table.location(), table.io.properties)
-    return None if scheme == "file" else arrow_io(table).fs_by_scheme(scheme, netloc)
+    io = arrow_io(table)
+    scheme, netloc, _ = io.parse_location(table.location(), table.io.properties)
+    return None if scheme == "file" else io.fs_by_scheme(scheme, netloc)
 
 
 def describe_files(table: Table, files: Sequence[DataFile], columns: pa.Schema) -> pa.Table:
     """One row per file: `path` in its file system, `location`, bytes, rows, and `min.` and `max.` of columns."""
     properties = table.io.properties
-    paths = [PyArrowFileIO.parse_location(file.file_path, properties)[2] for file in files]
+    paths = [arrow_io(table).parse_location(file.file_path, properties)[2] for file in files]
     arrays: dict[str, Any] = {
         "path": pa.array(paths, pa.string()),
         "location": pa.array((file.file_path for file in files), pa.string()),
@@ -176,7 +178,13 @@ class _Synced(io.BufferedWriter):
                 sync(self._folder)
 
 
-_SCHEMES = ("s3", "s3a", "s3n")
+_SCHEMES = ("s3", "s3a", "s3n", "abfs", "abfss", "gs", "gcs")
+
+
+@lru_cache(maxsize=8)
+def _store(properties: tuple[tuple[str, str], ...]) -> ObjectStore:
+    """One for all tables with the same settings: its connections, and the keys of a role, serve each commit."""
+    return ObjectStore(storage_of(dict(properties)))
 
 
 class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look into pyiceberg
@@ -186,12 +194,20 @@ class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look in
 
     def __init__(self, properties: Properties = EMPTY_DICT) -> None:
         super().__init__(properties)
-        others, store = self.fs_by_scheme, ObjectStore(storage_of(properties))
+        settings = ((name, text) for name, text in properties.items() if name.startswith(OF_FILE_ACCESS))
+        others, store = self.fs_by_scheme, _store(tuple(sorted(settings)))
 
         def open_filesystem(scheme: str, netloc: str | None) -> pafs.FileSystem:
             return store.filesystem if scheme in _SCHEMES else others(scheme, netloc)
 
         self.fs_by_scheme = open_filesystem
+
+    @staticmethod
+    def parse_location(location: str, properties: Properties = EMPTY_DICT) -> tuple[str, str, str]:
+        """Scheme, host, and path in Arrow's file system, in which pyiceberg's has the account of ADLS too."""
+        scheme, netloc, path = PyArrowFileIO.parse_location(location, properties)
+        container, account, _ = netloc.partition("@")
+        return scheme, netloc, path.replace(netloc, container, 1) if account else path
 
     def new_output(self, location: str) -> PyArrowFile:
         """A file to be written."""

@@ -1,4 +1,4 @@
-"""Access to an S3-compatible object store.
+"""Access to an object store: S3, ADLS or GCS.
 
 Idempotent calls are retried after temporary failures, for as long as `lake.storage.patience` says. Refusals of the
 store are raised immediately. No credential of ours appears in an error.
@@ -17,20 +17,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
 
 import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from pydantic import SecretStr
 
 from cdc_lake.config.model import ObjectAddress, Storage
 from cdc_lake.config.project import Project
-from cdc_lake.errors import StaleObjectListing, StoreRefused, StoreUnavailable, StoreUnfenced
-from cdc_lake.tables.store_options import arrow_filesystem, crate_options, delta_options
-
-if TYPE_CHECKING:
-    from obstore.store import S3Store
-
+from cdc_lake.errors import BotocoreMissing, StaleObjectListing, StoreRefused, StoreUnavailable, StoreUnfenced
+from cdc_lake.tables.store_options import SESSION, arrow_filesystem, crate_options, delta_options, set_process_variables
 
 _T = TypeVar("_T")
 
@@ -46,7 +44,7 @@ class HeldLease:
 LEASE: Final[ContextVar[HeldLease | None]] = ContextVar("lease", default=None)
 """The lease under which this thread works, which its commits carry."""
 
-_OF_ARROW = "AWS Error"
+_OF_ARROW = re.compile("AWS Error|Azure Error|google::cloud::Status")
 """Text in Arrow's errors of a store, but not of a disk."""
 
 _WRITERS, _ROUNDS = 8, 20
@@ -55,12 +53,23 @@ rounds.
 """
 
 _PAUSES = (0.1, 5.0)  # seconds: the first and the longest between two attempts
-# Error words of object_store and the AWS SDK for failures that retrying does not resolve.
-_REFUSED = re.compile(
-    r"401 Unauthorized|403 Forbidden|HTTP status 40[13]\b|access.?denied|no.?such.?bucket|invalid.?access.?key"
-    r"|signature.?does.?not.?match|expired.?token",
-    re.IGNORECASE,
+_NO_BUCKET = "the bucket or container does not exist"
+# Error words of the libraries for failures that retrying does not resolve, what they mean, and what helps.
+_REFUSALS: Final[tuple[tuple[str, str, str | None], ...]] = (
+    ("RequestTimeTooSkewed|Request date header too old|reasonable timeframe", "the clock of this machine is wrong",
+     "correct the clock of this machine, for example by NTP; then run again"),
+    ("no.?such.?bucket|ContainerNotFound|specified (bucket|container) does not exist", _NO_BUCKET,
+     "create it, or correct its name in the address"),
+    ("PermanentRedirect|AuthorizationHeaderMalformed|redirect without LOCATION", "the bucket is in another region",
+     "set `lake.storage.region` to the region of the bucket"),
+    (r"40[13] (Unauthorized|Forbidden)|HTTP status 40[13]\b|access.?denied|invalid.?access.?key|signature.?does.?not",
+     "the object store refused a request", None),
+    ("expired.?token|AuthenticationFailed|AuthorizationFailure", "the object store refused the credentials", None),
+)  # fmt: skip
+_NO_IDENTITY: Final = re.compile(
+    r"169\.254\.169\.254|metadata\.google|no credentials|locate credentials|DefaultAzureCredential", re.IGNORECASE
 )
+"""Text in errors of libraries that found no credentials in the environment, or could not reach those of a machine."""
 
 
 class StaleListing(OSError):
@@ -71,18 +80,57 @@ class ObjectStore:
     """A store with its settings. Thread-safe."""
 
     def __init__(self, storage: Storage) -> None:
+        set_process_variables(storage.ca_file, storage.service_account_file)
         self._storage = storage
         self._proven: set[bool] = set()
+        # what a later put is conditional on: the generation in GCS, elsewhere the ETag
+        self._tag = "version" if storage.provider == "gcs" else "e_tag"
+        self._opened: tuple[Storage, pafs.FileSystem] | None = None
 
-    @cached_property
+    @property
     def filesystem(self) -> pafs.FileSystem:
-        """Arrow's file system, for files and single objects; paths are `bucket/key`."""
-        return arrow_filesystem(self._storage)
+        """Arrow's file system, for files and single objects; paths are `bucket/key`. With the keys of a role it lasts
+        ten minutes at least. Raises OSError if there are none.
+        """
+        storage = self._with_keys()
+        if self._opened is None or self._opened[0] != storage:
+            self._opened = storage, arrow_filesystem(storage)
+        return self._opened[1]
 
     @property
     def delta_options(self) -> dict[str, str]:
         """Storage options of `deltalake`."""
-        return delta_options(self._storage)
+        return delta_options(self._with_keys())
+
+    def _with_keys(self) -> Storage:
+        """The settings, with temporary keys of the role in its place; raises OSError if there are none."""
+        if self._storage.credentials != "role":
+            return self._storage
+        role = self._role
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415  # an extra, present now
+
+        try:
+            keys = role.get_frozen_credentials()
+        except (BotoCoreError, ClientError) as cause:
+            raise OSError(f"AWS Error: {cause}") from cause
+        names = {"access_key_id": "access_key", "secret_access_key": "secret_key", "session_token": "token"}
+        secrets = {field: SecretStr(getattr(keys, name)) for field, name in names.items()}
+        return self._storage.model_copy(update={**secrets, "role_arn": None, "external_id": None})
+
+    @cached_property
+    def _role(self) -> Any:
+        """Keys of the role, which botocore renews ten minutes before they expire, and tries to from fifteen on."""
+        try:
+            from botocore import credentials, session  # noqa: PLC0415  # an extra
+        except ImportError as cause:
+            raise BotocoreMissing from cause
+        own, storage = session.Session(), self._storage
+        if (base := own.get_credentials()) is None:
+            raise OSError("AWS Error: no credentials to assume the role with")
+        arguments = {"RoleSessionName": SESSION} | ({"ExternalId": storage.external_id} if storage.external_id else {})
+        client = partial(own.create_client, region_name=storage.region)
+        fetcher = credentials.AssumeRoleCredentialFetcher(client, base, storage.role_arn, extra_args=arguments)
+        return credentials.DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
 
     def persist(self, call: Callable[[], _T], where: str, also: tuple[type[Exception], ...] = ()) -> _T:
         """Call until it succeeds or the patience ends; `call` must be repeatable.
@@ -96,10 +144,12 @@ class ObjectStore:
         while True:
             try:
                 return call()
-            except (FileNotFoundError, TableNotFoundError):
+            except (FileNotFoundError, TableNotFoundError) as missing:
+                if _NO_BUCKET in (_refusal(missing) or ()):
+                    raise_failure(missing, where)
                 raise
             except (DeltaError, OSError, *also) as failure:
-                if time.monotonic() + pause > end or _is_refused(failure):
+                if time.monotonic() + pause > end or _refusal(failure) is not None:
                     raise_failure(failure, where, also)
             time.sleep(pause)
             pause = min(2 * pause, longest)
@@ -128,7 +178,7 @@ class ObjectStore:
             except (AlreadyExistsError, PreconditionError):
                 return False
             except BaseError as cause:
-                if _is_refused(cause):
+                if _refusal(cause) is not None:
                     raise_failure(cause, where)
                 return None
             return True
@@ -138,7 +188,7 @@ class ObjectStore:
             mode: Any = "create"
             if replaces:
                 try:
-                    mode = {"e_tag": store.put(key, b"proof of the fence", use_multipart=False)["e_tag"]}
+                    mode = {self._tag: store.put(key, b"proof of the fence", use_multipart=False)[self._tag]}
                 except BaseError as cause:
                     raise OSError(str(cause)) from cause
             answers = list(writers.map(put, [key] * _WRITERS, [mode] * _WRITERS))
@@ -155,19 +205,19 @@ class ObjectStore:
                 self.persist(race, where)
         self._proven.add(replaces)
 
-    def _bucket(self, bucket: str) -> S3Store:
+    def _bucket(self, bucket: str) -> Any:
         """A client without retries for single objects of a bucket."""
-        from obstore.store import S3Store  # noqa: PLC0415  # a receiver of a local lake needs none
+        from obstore import store  # noqa: PLC0415  # a receiver of a local lake needs none
 
-        return S3Store(
-            bucket,
-            config=crate_options(self._storage),  # type: ignore[arg-type]  # keys of a TypedDict
-            client_options={"allow_http": self._storage.allow_http, "connect_timeout": "5s", "timeout": "30s"},
-            retry_config={"max_retries": 0},
-        )
+        storage = self._with_keys()
+        client: Any = {"s3": store.S3Store, "azure": store.AzureStore, "gcs": store.GCSStore}[storage.provider]
+        options: Any = {"allow_http": storage.allow_http, "connect_timeout": "5s", "timeout": "30s"}
+        if storage.ca_file is not None:
+            options["root_certificate"] = Path(storage.ca_file).read_bytes()
+        return client(bucket, config=crate_options(storage), client_options=options, retry_config={"max_retries": 0})
 
     def read_tagged(self, path: str, where: str) -> tuple[str, str] | None:
-        """A small text object and its ETag, None if it does not exist. Raises StoreUnavailable, StoreRefused."""
+        """A small text object and its tag, None if it does not exist. Raises StoreUnavailable, StoreRefused."""
         from obstore.exceptions import BaseError  # noqa: PLC0415  # as above
 
         bucket, _, key = path.partition("/")
@@ -175,7 +225,7 @@ class ObjectStore:
         def read() -> tuple[str, str]:
             try:
                 got = self._bucket(bucket).get(key)
-                return bytes(got.bytes()).decode(), str(got.meta["e_tag"])
+                return bytes(got.bytes()).decode(), str(got.meta[self._tag])
             except BaseError as cause:
                 raise OSError(str(cause)) from cause
 
@@ -185,8 +235,8 @@ class ObjectStore:
             return None
 
     def put_if(self, path: str, text: str, where: str, *, tag: str | None) -> str | None:
-        """Put a small text object that is not in the store in this form yet, if it still has the ETag `tag` (None: if
-        it does not exist); its new ETag, None if the store refused. Raises StoreUnavailable, StoreRefused.
+        """Put a small text object that is not in the store in this form yet, if it still has `tag` (None: if it does
+        not exist); its new tag, None if the store refused. Raises StoreUnavailable, StoreRefused.
         """
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError  # noqa: PLC0415  # as above
 
@@ -194,8 +244,8 @@ class ObjectStore:
 
         def put() -> str | None:
             try:
-                mode: Any = "create" if tag is None else {"e_tag": tag}
-                return str(self._bucket(bucket).put(key, text.encode(), mode=mode, use_multipart=False)["e_tag"])
+                mode: Any = "create" if tag is None else {self._tag: tag}
+                return str(self._bucket(bucket).put(key, text.encode(), mode=mode, use_multipart=False)[self._tag])
             except (AlreadyExistsError, PreconditionError):  # perhaps by an attempt whose reply was lost
                 present = self.read_tagged(path, where)
                 return present[1] if present is not None and present[0] == text else None
@@ -219,7 +269,7 @@ class ObjectStore:
 
 def object_store(project: Project, *, patience: int | None = None) -> ObjectStore:
     """The store that a pipeline declares; `patience`: milliseconds, by default those of `lake.storage`."""
-    storage = project.pipeline.lake.storage
+    storage = project.storage
     assert storage is not None, "`validate` rejects an address of a store without `lake.storage`"
     return ObjectStore(storage if patience is None else storage.model_copy(update={"patience": patience}))
 
@@ -230,7 +280,7 @@ def reading(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as failure:
-        if _OF_ARROW not in f"{failure} {failure.__cause__}":
+        if _OF_ARROW.search(f"{failure} {failure.__cause__}") is None:
             raise
         raise_failure(failure, where)
 
@@ -241,13 +291,19 @@ def raise_failure(failure: Exception, where: str, also: tuple[type[Exception], .
         raise failure
     if isinstance(failure, StaleListing):
         raise StaleObjectListing("the store's listing omits an object that was written", where=where) from failure
-    if _is_refused(failure):
-        raise StoreRefused("the object store refused a request", where=where) from failure
+    if (refusal := _refusal(failure)) is not None:
+        _, message, hint = refusal
+        raise StoreRefused(message, where=where, hint=hint) from failure
+    if _NO_IDENTITY.search(str(failure)) is not None:
+        hint = "give it an identity (variables, a workload identity, a role of the machine), or set `credentials: keys`"
+        raise StoreUnavailable("this process has no credentials for the store", where=where, hint=hint) from failure
     raise StoreUnavailable("a request to the object store failed", where=where) from failure
 
 
-def _is_refused(failure: Exception) -> bool:
-    return _REFUSED.search(str(failure)) is not None
+def _refusal(failure: Exception) -> tuple[str, str, str | None] | None:
+    """The kind of a refusal of the store; None if retrying may help."""
+    text = "" if _NO_IDENTITY.search(str(failure)) else str(failure)
+    return next((refusal for refusal in _REFUSALS if re.search(refusal[0], text, re.IGNORECASE)), None)
 
 
 class StoreFolder:

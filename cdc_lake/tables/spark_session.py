@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from cdc_lake.config.model import is_local
+from cdc_lake.config.model import Provider, is_local
 from cdc_lake.config.project import Project
 from cdc_lake.errors import JavaMissing, LakeFolderUnfit, SparkMissing, SparkNotStarted
 from cdc_lake.tables.catalog import AWS_PACKAGES, REDACTED, catalog_packages, catalog_settings
@@ -40,12 +40,25 @@ PACKAGES = (
     "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
     "org.xerial:sqlite-jdbc:3.51.0.0",
 )
-STORE_PACKAGES = (
-    "org.apache.hadoop:hadoop-aws:3.4.2",
-    "software.amazon.awssdk:s3-transfer-manager:2.54.17",
-    *AWS_PACKAGES,
-)
-"""Needed by a lake in an object store: S3A takes most of Amazon's SDK from Iceberg's bundle."""
+STORE_PACKAGES: Final[Mapping[Provider, tuple[str, ...]]] = {
+    "s3": (
+        "org.apache.hadoop:hadoop-aws:3.4.2",
+        "software.amazon.awssdk:s3-transfer-manager:2.54.17",
+        *AWS_PACKAGES,
+    ),
+    "azure": ("org.apache.hadoop:hadoop-azure:3.4.2",),
+    "gcs": ("com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26",),
+}
+"""Needed by a lake in an object store: S3A takes most of Amazon's SDK from Iceberg's bundle. Spark cannot download the
+shaded variant of GCS's connector, as its coordinates have no classifier.
+"""
+STORE_CLASS: Final = "cdc_lake.ConditionalPutLogStore"
+_LOG_STORES: Final[Mapping[Provider, tuple[str, str]]] = {
+    "s3": ("s3", STORE_CLASS),
+    "azure": ("abfss", "io.delta.storage.AzureLogStore"),
+    "gcs": ("gs", "io.delta.storage.GCSLogStore"),
+}
+"""Scheme, and the log store of Delta that commits to it on the condition that the version does not exist."""
 _IN_BUNDLE = (
     "annotations arns auth aws-core aws-query-protocol aws-xml-protocol bundle checksums checksums-spi crt-core "
     "endpoints-spi http-auth http-auth-aws http-auth-aws-eventstream http-auth-spi http-client-spi identity-spi "
@@ -102,7 +115,6 @@ EXTENSIONS: Final = (
     "io.delta.sql.DeltaSparkSessionExtension",
     "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 )
-STORE_CLASS: Final = "cdc_lake.ConditionalPutLogStore"
 
 _OF_SUBMIT = (
     "spark.driver.extraJavaOptions",
@@ -123,6 +135,8 @@ _LOOKED_UP = (
     ("PythonSQLUtils",),
     ("py4j", "reflection", "TypeUtil"),
 )
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_PASSWORD = "changeit"  # noqa: S105  # of Java's own truststore, which has no secrets
 _PLAIN = re.compile(r"[A-Za-z0-9._/-]")
 _OUT_OF_MEMORY = 52  # SparkExitCode.OOM
 
@@ -164,6 +178,8 @@ def start(project: Project, given: SparkSession | None = None, *, log: Path | No
         return _reaching(apply_settings(active), project)
     require_java()
     log = log or project.lake / "logs" / "spark.log"
+    if (storage := project.storage) is not None and storage.ca_file is not None:
+        _write_trust_store(Path(storage.ca_file), _trust_store(project))
     _quiet_gateway()
     builder = SparkSession.builder.appName(f"cdc_lake {project.name}")
     private, submitted = secret_settings(project), "PYSPARK_GATEWAY_PORT" in os.environ
@@ -189,14 +205,14 @@ def _require_jars(project: Project) -> None:
     SparkContext._ensure_initialized()  # noqa: SLF001 - pyspark has no other word for it
     jvm = SparkContext._jvm  # noqa: SLF001
     assert jvm is not None, "`spark-submit` started it"
-    in_store = project.pipeline.lake.storage is not None
+    in_s3 = (storage := project.storage) is not None and storage.provider == "s3"
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    for name in (*EXTENSIONS, *([STORE_CLASS] if in_store else [])):
+    for name in (*EXTENSIONS, *([STORE_CLASS] if in_s3 else [])):
         try:
             loader.loadClass(name)
         except Py4JJavaError as cause:
             given = f"--packages {','.join(packages_of(project))} --exclude-packages {','.join(EXCLUDES)}"
-            given += f" --jars {LOG_STORE}" if in_store else ""
+            given += f" --jars {LOG_STORE}" if in_s3 else ""
             message = f"`spark-submit` was not given the JAR file of {name}"
             raise SparkNotStarted(message, hint=f"add `{given}` to `spark-submit`") from cause
 
@@ -205,7 +221,7 @@ def _reaching(spark: SparkSession, project: Project) -> SparkSession:
     """Raise LakeFolderUnfit if tasks run on other machines, and the lake is a folder of this one."""
     if on_cluster(spark) and project.lake_address is None:
         message = f"the tasks of {spark.conf.get('spark.master')} would write into folders of other machines"
-        hint = "set `lake.path` to a folder of an object store (`s3://bucket/folder`)"
+        hint = "set `lake.path` to a folder of an object store (for example `s3://bucket/folder`)"
         raise LakeFolderUnfit(message, where=str(project.lake), hint=hint)
     return spark
 
@@ -293,10 +309,13 @@ def materialize(frame: DataFrame, *, large: bool = False) -> DataFrame:
 
 def static_settings(project: Project) -> dict[str, str]:
     """Settings that must be set before the JVM starts."""
+    trust = ""
+    if (storage := project.storage) is not None and storage.ca_file is not None:
+        trust = f" -Djavax.net.ssl.trustStore={_trust_store(project)} -Djavax.net.ssl.trustStorePassword={_PASSWORD}"
     return {
         **_master_settings(project),
         "spark.driver.memory": f"{project.pipeline.apply.driver_memory >> 20}m",
-        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}",
+        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}{trust}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Plans are formatted for the UI even if it is off: the default, the longest form, takes a 25th of the CPU time
@@ -348,16 +367,19 @@ def packages_of(project: Project) -> list[str]:
     """The Maven coordinates of the jars that a pipeline names or, by default, needs."""
     if (given := project.pipeline.spark.packages) is not None:
         return given
-    of_store = () if project.pipeline.lake.storage is None else STORE_PACKAGES
+    of_store = () if (storage := project.storage) is None else STORE_PACKAGES[storage.provider]
     return list(dict.fromkeys((*PACKAGES, *catalog_packages(project), *of_store)))
 
 
 def secret_settings(project: Project) -> dict[str, str]:
     """Settings of the pipeline file, the catalog and the object store, which may contain secrets."""
     given = {name: value.get_secret_value() for name, value in project.pipeline.spark.conf.items()}
-    if (storage := project.pipeline.lake.storage) is None:
+    if (storage := project.storage) is None:
         return {**given, **catalog_settings(project)}
-    settings = {"spark.jars": str(LOG_STORE), "spark.delta.logStore.s3.impl": STORE_CLASS}
+    scheme, log_store = _LOG_STORES[storage.provider]
+    settings = {f"spark.delta.logStore.{scheme}.impl": log_store}
+    if storage.provider == "s3":
+        settings["spark.jars"] = str(LOG_STORE)
     return {**given, **catalog_settings(project), **hadoop_settings(storage), **settings}
 
 
@@ -378,6 +400,26 @@ def java_found(version: int | None) -> str:
     if version is not None:
         return f"Java {version} was found"
     return f"JAVA_HOME is {home}, which has no working bin/java" if home else "no Java was found"
+
+
+def _trust_store(project: Project) -> Path:
+    """The certificate authorities that Spark's driver trusts, if the object store has one of its own."""
+    return project.scratch.with_name(f"{project.name}.truststore")
+
+
+def _write_trust_store(ca_file: Path, file: Path) -> None:
+    """Add the authorities of a PEM file to those of Java, which does not read PEM. Raises SparkNotStarted."""
+    java = shutil.which("java", path=f"{os.environ['JAVA_HOME']}/bin" if "JAVA_HOME" in os.environ else None)
+    home = Path(java or "java").resolve().parents[1]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(home / "lib" / "security" / "cacerts", file)
+        for number, certificate in enumerate(_CERTIFICATE.findall(ca_file.read_text())):
+            options = ("-importcert", "-noprompt", "-alias", f"cdc_lake-{number}", "-storepass", _PASSWORD)
+            command = [str(home / "bin" / "keytool"), *options, "-keystore", str(file)]
+            subprocess.run(command, input=certificate, text=True, check=True, capture_output=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError) as cause:
+        raise SparkNotStarted("Java's truststore with the authority of `ca_file` could not be written") from cause
 
 
 def require_java() -> None:

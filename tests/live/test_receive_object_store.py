@@ -90,7 +90,7 @@ def test_a_receiver_started_again_on_a_failing_store_holds_what_the_source_has(
     [
         (Fault.FAILED, "LAK435", "run again: nothing is lost; if the error persists, check `lake.storage.endpoint`"),
         (Fault.UNFENCED, "LAK438", "honours `If-None-Match`"),
-        (None, "LAK436", "check the bucket's name"),
+        (None, "LAK436", "create it, or correct its name in the address"),
     ],
 )
 @pytest.mark.obeys("LAK435", "LAK436", "LAK438")

@@ -18,15 +18,15 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from cdc_lake.config.model import ObjectAddress
 from cdc_lake.errors import LakeError, Retry
 from cdc_lake.tables import delta_log
 from cdc_lake.tables.control_schema import TABLES, CutRow, RunRow, SnapshotRow, StreamRow, schema_of, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import ObjectStore
+from cdc_lake_testing.azurite import Azurite
 from cdc_lake_testing.faulty_store import Chance, FaultyStore
-from cdc_lake_testing.object_store import LocalStore, storage_at
+from cdc_lake_testing.object_store import LocalStore
 from tests.seeds import seeds
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -42,12 +42,12 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, store: LocalStore) ->
     """The same tables again and again, as another process would open them."""
     if request.param == "folder":
         return lambda: ControlTables(tmp_path / "control", durability="os")
-    return partial(stored, store.endpoint, uuid4().hex)
+    return partial(stored, store, uuid4().hex)
 
 
-def stored(endpoint: str, key: str, patience: int = 2_000) -> ControlTables:
-    client = ObjectStore(storage_at(endpoint, patience=patience))
-    return ControlTables(lambda name: ObjectStoreDeltaStorage(client, ObjectAddress("lake", f"{key}/{name}")))
+def stored(store: LocalStore | Azurite, key: str, endpoint: str | None = None, patience: int = 2_000) -> ControlTables:
+    client = ObjectStore(store.storage(endpoint, patience=patience))
+    return ControlTables(lambda name: ObjectStoreDeltaStorage(client, store.address("lake", f"{key}/{name}")))
 
 
 def cut(position: int, epoch: int = 1, stream: str = "s") -> CutRow:
@@ -175,13 +175,13 @@ def test_writers_that_append_to_a_store_at_the_same_time_lose_nothing(store: Loc
     key = uuid4().hex
 
     def write(name: str) -> None:
-        tables = stored(store.endpoint, key)
+        tables = stored(store, key)
         for n in range(8):
             tables.record(run(f"{name}{n}"))
 
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(write, "abc"))
-    found = stored(store.endpoint, key).read("runs")["run"].to_pylist()
+    found = stored(store, key).read("runs")["run"].to_pylist()
     assert sorted(found) == [f"{name}{n}" for name in "abc" for n in range(8)]
 
 
@@ -193,7 +193,7 @@ def test_what_a_store_that_fails_took_is_there_once(store: LocalStore, seed: int
         proxy.choose = Chance(seed, every=12)
         for n in range(8):
             while True:
-                tables = stored(proxy.endpoint, key, patience=500)
+                tables = stored(store, key, proxy.endpoint, patience=500)
                 try:
                     tables.append("runs", [asdict(run(str(n)))], app=("test", n))
                     if n % 4 == 3:
@@ -203,7 +203,7 @@ def test_what_a_store_that_fails_took_is_there_once(store: LocalStore, seed: int
                 except LakeError as failure:
                     if failure.retry is not Retry.LATER:
                         raise
-    found = stored(store.endpoint, key).read("runs")["run"].to_pylist()
+    found = stored(store, key).read("runs")["run"].to_pylist()
     assert Counter(found) == Counter(str(n) for n in range(8) if n % 4 != 2)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from cdc_lake.config.model import ObjectAddress
 from cdc_lake.config.project import Project
 from cdc_lake.control import coordination
 from cdc_lake.control.coordination import StoreLease, apply_lease
@@ -27,7 +26,6 @@ from cdc_lake_testing.faulty_store import Fault, FaultyStore
 from cdc_lake_testing.object_store import LocalStore, storage_at
 from tests.pipeline_file import make_project
 
-ADDRESS = ObjectAddress("leases", "control/_lease/apply.json")
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -90,7 +88,7 @@ def held(store: LocalStore, key: str) -> StoreLease:
 
 
 def lease_at(store: LocalStore, key: str, every: float = 0.2) -> StoreLease:
-    return StoreLease(ObjectStore(storage_at(store.endpoint)), ObjectAddress("leases", key), renew_seconds=every)
+    return StoreLease(ObjectStore(store.storage()), store.address("leases", key), renew_seconds=every)
 
 
 def test_a_holder_on_another_machine_that_renews_is_left_alone_and_one_that_does_not_is_replaced(
@@ -118,9 +116,9 @@ def test_a_holder_on_another_machine_that_renews_is_left_alone_and_one_that_does
 
 def test_a_store_that_cannot_keep_a_lease_is_refused(store: LocalStore) -> None:
     with FaultyStore(store, lambda r: Fault.UNFENCED if r.conditional else None) as proxy:
-        there = ObjectStore(storage_at(proxy.endpoint))
+        there = ObjectStore(store.storage(proxy.endpoint))
         with pytest.raises(StoreUnfenced):
-            StoreLease(there, ObjectAddress("leases", "unfenced"), renew_seconds=1).take()
+            StoreLease(there, store.address("leases", "unfenced"), renew_seconds=1).take()
 
 
 def test_rows_of_a_holder_that_was_replaced_are_refused(
@@ -167,7 +165,7 @@ def test_of_many_that_want_a_lease_at_once_one_has_it(store: LocalStore) -> None
 
 
 def test_a_put_whose_reply_was_lost_counts(store: LocalStore) -> None:
-    there = ObjectStore(storage_at(store.endpoint))
+    there = ObjectStore(store.storage())
     tag = there.put_if("leases/lost", "mine", "here", tag=None)
     assert tag is not None
     assert there.put_if("leases/lost", "mine", "here", tag=None) == tag

@@ -326,7 +326,9 @@ class Walk(SpanLoop):
 
     def __init__(self, project: Project, answers: list[bool]) -> None:
         self.spans: list[int] = []
-        local = cast("SparkSession", SimpleNamespace(conf={"spark.master": "local"}))  # all else of Spark is stood in for
+        local = cast(
+            "SparkSession", SimpleNamespace(conf={"spark.master": "local"})
+        )  # all else of Spark is stood in for
         super().__init__(project, local, silent, gives_way=lambda: answers.pop(0))
 
     def _apply_span(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from cdc_lake.config.fields import compile_columns, compile_pattern, exact_column, overlap, parse_release
-from cdc_lake.config.model import ObjectAddress, SilverTable, is_local
+from cdc_lake.config.model import ObjectAddress, Provider, SilverTable, is_local
 from cdc_lake.config.rules import Expression, Monotonic, named_columns
 from cdc_lake.config.silver_tables import MIN_KEY
 from cdc_lake.config.source import OLDEST_QHB, PARALLEL, TWO_PHASE, Pgoutput, host_and_port, protocol_of
@@ -42,7 +43,8 @@ def _is_polling(pipeline: CheckedPipeline) -> bool:
 _RESERVED_SPARK = frozenset(
     f"spark.{name}"
     for name in (
-        "checkpoint.dir", "delta.logStore.s3.impl", "jars", "jars.packages", "master", "sql.ansi.enabled",
+        "checkpoint.dir", "delta.logStore.abfss.impl", "delta.logStore.gs.impl", "delta.logStore.s3.impl", "jars",
+        "jars.packages", "master", "sql.ansi.enabled",
         "sql.extensions", "sql.parquet.outputTimestampType", "sql.session.timeZone",
         "sql.sources.partitionOverwriteMode",
     )
@@ -157,37 +159,94 @@ def _store_addresses(pipeline: CheckedPipeline) -> Iterator[tuple[str, str]]:
         yield "lake.iceberg.warehouse", warehouse
 
 
+_SERVICES: dict[Provider, str] = {"s3": "S3", "azure": "ADLS", "gcs": "GCS"}
+_CREDENTIALS: dict[tuple[Provider, str], tuple[tuple[str, ...], ...]] = {
+    ("s3", "keys"): (("access_key_id", "secret_access_key"),),
+    ("s3", "role"): (("role_arn",),),
+    ("azure", "keys"): (("account_key",), ("sas_token",), ("tenant_id", "client_id", "client_secret")),
+    ("gcs", "keys"): (("service_account_file",),),
+}
+"""What each service needs for each kind of credentials: one of the groups, completely."""
+_APPLIES: dict[str, tuple[Provider, str | None]] = {
+    "region": ("s3", None), "ca_file": ("s3", None), "account": ("azure", None),
+    "session_token": ("s3", "keys"), "external_id": ("s3", "role"),
+    **{name: kind for kind, groups in _CREDENTIALS.items() for group in groups for name in group},
+}  # fmt: skip
+"""The service of a field, and its kind of credentials if it has one."""
+
+
 def _object_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    for path, address in _store_addresses(pipeline):
+    first: tuple[str, ObjectAddress] | None = None
+    for path, text in _store_addresses(pipeline):
         try:
-            ObjectAddress.parse(address)
+            address = ObjectAddress.parse(text)
         except ValueError:
-            hint = "write s3://bucket/folder, or a local folder; names consist of letters, digits, `.`, `_`, `-`"
+            hint = (
+                "write s3://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, gs://bucket/folder, "
+                "or a local folder; names consist of letters, digits, `.`, `_`, `-`"
+            )
             yield Finding(Problem.LAKE_LAYOUT, path, "not a valid object store address", hint)
-        else:
-            if pipeline.lake.storage is None:
-                hint = (
-                    "add `lake.storage` with `region`, the store's `endpoint`, and `access_key_id` and "
-                    "`secret_access_key` or `credentials: environment`"
-                )
-                yield Finding(Problem.LAKE_LAYOUT, path, "an object store requires `lake.storage`", hint)
+            continue
+        if pipeline.lake.storage is None:
+            fields = {
+                "s3": "`region`, the store's `endpoint`, and `access_key_id` and `secret_access_key`",
+                "azure": "`account_key`, `sas_token` or a service principal",
+                "gcs": "`service_account_file`",
+            }[address.provider]
+            hint = f"add `lake.storage` with {fields} or `credentials: environment`"
+            yield Finding(Problem.LAKE_LAYOUT, path, "an object store requires `lake.storage`", hint)
+        if first is None:
+            first = path, address
+        elif (first[1].provider, first[1].account) != (address.provider, address.account):
+            summary = f"all addresses of a lake are in one service and one account, but `{first[0]}` is in another"
+            hint = f"choose an address in the same as {first[1]}"
+            yield Finding(Problem.LAKE_LAYOUT, path, summary, hint)
 
 
-def _credentials(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    storage = pipeline.lake.storage
-    if storage is None:
+def _of_storage(name: str, summary: str, hint: str) -> Finding:
+    return Finding(Problem.LAKE_LAYOUT, f"lake.storage.{name}", summary, hint)
+
+
+def _storage(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    """Fields of `lake.storage` that do not fit its service or its credentials, and those that are missing."""
+    if (storage := pipeline.lake.storage) is None:
         return
-    keys = ("access_key_id", "secret_access_key")
-    if storage.credentials == "environment":
-        for name in (*keys, "session_token"):
-            if pipeline.is_set(f"lake.storage.{name}"):
-                summary = f"`{name}` does not apply to `credentials: environment`"
-                yield Finding(Problem.LAKE_LAYOUT, f"lake.storage.{name}", summary, "remove one of them")
+    provider = storage.provider
+    for _, text in _store_addresses(pipeline):
+        with suppress(ValueError):  # reported by `_object_store`
+            provider = ObjectAddress.parse(text).provider
+            break
+    service, kind = _SERVICES[provider], (provider, storage.credentials)
+    is_set = {name for name in type(storage).model_fields if pipeline.is_set(f"lake.storage.{name}")}
+    if provider == "s3" and "region" not in is_set:
+        yield _of_storage("region", "S3 requires `region`", "add the bucket's, for example `region: eu-west-1`")
+    if "provider" in is_set and storage.provider != provider:
+        yield _of_storage("provider", f"the addresses are in {service}", "remove it: the addresses say it")
+    if provider != "s3" and storage.credentials == "role":
+        yield _of_storage("credentials", f"{service} has no roles to assume", "set it to `keys` or `environment`")
         return
-    for name in keys:
-        if not pipeline.is_set(f"lake.storage.{name}"):
-            hint = "add it as a reference, `${env:NAME}` or `${file:path}`, or set `credentials: environment`"
-            yield Finding(Problem.LAKE_LAYOUT, f"lake.storage.{name}", f"the store requires `{name}`", hint)
+    for name, needed in _APPLIES.items():
+        if name in is_set and needed[0] != provider:
+            yield _of_storage(name, f"`{name}` does not apply to {service}", "remove it, or correct the addresses")
+        elif name in is_set and needed[1] not in {None, storage.credentials}:
+            summary = f"`{name}` does not apply to `credentials: {storage.credentials}`"
+            yield _of_storage(name, summary, "remove one of them")
+    yield from _missing_credentials(is_set, _CREDENTIALS.get(kind, ()))
+
+
+def _missing_credentials(is_set: set[str], groups: tuple[tuple[str, ...], ...]) -> Iterator[Finding]:
+    hint = "add it as a reference, `${env:NAME}` or `${file:path}`, or set `credentials: environment`"
+    used = [group for group in groups if not is_set.isdisjoint(group)]
+    for group in used[1:]:
+        name = next(name for name in group if name in is_set)
+        yield _of_storage(name, f"`{used[0][0]}` and `{name}` are credentials of two kinds", "keep one of them")
+    if len(groups) > 1 and not used:
+        summary = "ADLS requires `account_key`, `sas_token`, or `tenant_id`, `client_id` and `client_secret`"
+        yield _of_storage("account_key", summary, hint.replace("it", "one of them", 1))
+    elif groups:
+        for name in (used or groups)[0]:
+            if name not in is_set:
+                yield _of_storage(name, f"the store requires `{name}`", hint)
 
 
 def _catalog_of_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -207,7 +266,7 @@ def _cluster(pipeline: CheckedPipeline) -> Iterator[Finding]:
     master = pipeline.spark.master
     if master is not None and not is_local(master) and not _in_store(pipeline):
         summary = "a cluster cannot write to a folder of this machine"
-        hint = "set `lake.path` to a folder of an object store (`s3://bucket/folder`), or remove `master`"
+        hint = "set `lake.path` to a folder of an object store (for example `s3://bucket/folder`), or remove `master`"
         yield Finding(Problem.LAKE_LAYOUT, "spark.master", summary, hint)
     for name in pipeline.spark.conf:
         if name in _RESERVED_SPARK or name.startswith("spark.sql.catalog."):
@@ -235,12 +294,12 @@ def _catalog(pipeline: CheckedPipeline) -> Iterator[Finding]:
     elif catalog.uri is not None and not re.match(form, catalog.uri):
         summary = f"not a valid address of a catalog of `type: {catalog.type}`"
         yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg.uri", summary, f"write `{example}`")
-    if catalog.type == "glue" and not _in_store(pipeline) and not (catalog.warehouse or "").startswith("s3://"):
+    if catalog.type == "glue" and not (catalog.warehouse or pipeline.lake.path).startswith("s3://"):
         summary, hint = "tables in AWS Glue are in S3", "set `warehouse: s3://bucket/folder`"
         yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg", summary, hint)
-    if catalog.type == "glue" and storage is not None and storage.credentials == "keys":
+    if catalog.type == "glue" and storage is not None and storage.credentials != "environment":
         summary = "Spark's client of AWS Glue takes only credentials of the environment"
-        hint = "set `lake.storage.credentials: environment`, and remove the keys"
+        hint = "set `lake.storage.credentials: environment`, and remove keys and role"
         yield Finding(Problem.LAKE_LAYOUT, "lake.storage", summary, hint)
 
 
@@ -418,7 +477,7 @@ _RULES = (
         "`work` applies only to a lake in an object store", "remove it: `path` is the directory",
     ),
     _object_store,
-    _credentials,
+    _storage,
     Rule(
         Problem.LAKE_LAYOUT, "bronze.durability", lambda p: _bronze_in_store(p) and p.node("bronze.durability"),
         "`durability` does not apply to bronze in an object store",

@@ -338,7 +338,7 @@ def _warnings(project: Project) -> Iterator[CheckLine]:
 
 
 def _store(project: Project) -> Iterator[CheckLine]:
-    if project.pipeline.lake.storage is None:
+    if project.storage is None:
         return
     try:
         bronze = bronze_reader(project)

@@ -243,8 +243,9 @@ def silver_name(project: Project, target: Target) -> tuple[str, str]:
     """Namespace and name of a silver table: by its folder or, where a catalog keeps that to itself, by the catalog."""
     address = table_ref(project, target).address
     if address is not None:
-        store, _, key = address.partition("://")[2].partition("/")
-        return (f"s3://{store}", key) if store else ("file", address)
+        scheme, _, rest = address.partition("://")
+        store, _, key = rest.partition("/")
+        return (f"{scheme}://{store}", key) if store else ("file", address)
     warehouse = project.iceberg_warehouse or ""
     if "://" not in warehouse:
         catalog = urlsplit(project.iceberg_uri)
