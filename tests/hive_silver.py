@@ -13,10 +13,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from cdc_lake.errors import ConcurrentModification, NameElsewhere
+from cdc_lake.errors import ConcurrentModification, NameElsewhere, NotPinned
+from cdc_lake.model.position import as_of
 from cdc_lake.model.relation import TableName
+from cdc_lake.runtime.cut_retention import create_views, pin_cut
+from cdc_lake.silver.kinds import AppendKind
 from cdc_lake.tables.maintenance import DeltaSilverMaintenance, Keep
 from cdc_lake.tables.open_silver_table import silver_frame, store, table_log
 from cdc_lake.tables.schema_evolution import AddColumn, ChangeType
@@ -25,6 +29,7 @@ from cdc_lake.tables.spark_session import derive, start
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.java_catalogs import HiveMetastore
 from tests.catalog_silver import COLUMNS, MERGE
+from tests.cut_lake import CutLake, ids
 from tests.pipeline_file import make_project
 
 
@@ -74,7 +79,35 @@ def check(root: Path, metastore: str) -> dict[str, Any]:
     spark.sql("CREATE TABLE silver.taken (id int) USING delta")
     with pytest.raises(NameElsewhere):
         store(derive(spark), project, project.target(TableName("public", "taken")))
+    check_views(root / "cuts", metastore, spark)
     return {"steps": steps, "position": log.marker("s").position}
+
+
+def check_views(root: Path, metastore: str, spark: Any) -> None:
+    """Views of a pinned cut show it while the tables advance, until they are made for another."""
+    namespace = {"defaults": {"format": "delta", "namespace": "shop"}}
+    lake = CutLake(root, silver=namespace, lake={"delta": {"metastore": metastore}})
+    for position in (200, 300):
+        lake.land(position, minutes=position / 100)
+        own = {column.name: [1, 1, 1] for column in AppendKind().own}
+        log = pa.table({"id": [200, position, 999], **own, "_position": [200, position, 999]})  # ahead of the cut
+        versions = {"a": lake.write("a", ids(position)), "h": lake.write("h", log)}
+        lake.cut(position, position / 100, **{n: lake.state(n, v, position) for n, v in versions.items()})
+        if position == 200:
+            pin_cut(lake.project, "first", as_of("latest"), None, None)
+
+    def shown(name: str) -> tuple[list[int], list[int]]:
+        made = create_views(lake.project, name, "report", spark)
+        assert made.views == ("report.a", "report.h")
+        a, h = (spark.sql(f"SELECT id FROM {view} ORDER BY id").collect() for view in made.views)
+        return [row[0] for row in a], [row[0] for row in h]
+
+    with pytest.raises(NotPinned):
+        shown("last")
+    assert shown("first") == ([200], [200, 200])
+    pin_cut(lake.project, "last", as_of("latest"), None, None)
+    assert shown("last") == ([300], [200, 300])
+    assert spark.newSession().table("report.a").count() == 1
 
 
 def main() -> int:

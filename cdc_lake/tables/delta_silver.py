@@ -235,12 +235,15 @@ def register(spark: SparkSession, project: Project, target: Target) -> None:
     NameElsewhere, OtherCatalog.
     """
     ref, metastore = silver_table.table_ref(project, target), project.pipeline.lake.delta.metastore
-    if not ref.is_registered or (known := (metastore, ref.sql, ref.address)) in _REGISTERED:
+    if not ref.is_registered:
+        return
+    exists = DeltaTableLog(project, target).exists()
+    if (known := (metastore, ref.sql, ref.address)) in _REGISTERED and exists:
         return
     uris = spark.conf.get("spark.hadoop.hive.metastore.uris", None)
     if spark.conf.get("spark.sql.catalogImplementation", None) != "hive" or uris not in (None, metastore):
         raise OtherCatalog(f"this session of Spark does not use the Hive metastore {metastore}", where=project.name)
-    namespace, exists = quote_identifier(target.namespace), DeltaTableLog(project, target).exists()
+    namespace = quote_identifier(target.namespace)
     spark.sql(f"CREATE DATABASE IF NOT EXISTS {namespace}")
     row = spark.sql(f"SHOW TABLE EXTENDED IN {namespace} LIKE {literal(target.name)}").first()
     if row is not None:

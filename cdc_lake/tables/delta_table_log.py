@@ -15,7 +15,7 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice, pairwise
@@ -87,6 +87,15 @@ def remove_drafts(project: Project, namespace: str) -> None:
     store.persist(lambda: store.filesystem.delete_dir_contents(folder, missing_dir_ok=True), str(address / namespace))
 
 
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    properties: Mapping[str, str]
+    comment: str
+    partition_columns: tuple[str, ...]
+    features: Collection[str]
+    count_files: Callable[[], int]
+
+
 class DeltaLog(ABC):
     """What the log of a Delta silver table means, wherever its entries are read (`tables.silver_table.TableLog`)."""
 
@@ -97,6 +106,40 @@ class DeltaLog(ABC):
         """Log entries after `known_version`, newest first, as far as the log has them. `writers`: prefixes of our
         application ids, that of merges first.
         """
+
+    @abstractmethod
+    def _metadata(self) -> _Metadata | None:
+        """The newest metadata, None if the table does not exist."""
+
+    @abstractmethod
+    def _streams(self) -> Iterator[str]:
+        """The streams of the markers in the log, newest commit first."""
+
+    def properties(self) -> Mapping[str, str] | None:
+        """The table's properties; None if it does not exist."""
+        metadata = self._metadata()
+        return None if metadata is None else metadata.properties
+
+    def layout(self) -> TableLayout | None:
+        """From the table's properties and partition columns."""
+        metadata = self._metadata()
+        return None if metadata is None else parse_layout(metadata.properties, metadata.partition_columns)
+
+    def was_clustered(self) -> bool:
+        """By its table feature: Delta then refuses to partition it (tried)."""
+        metadata = self._metadata()
+        return metadata is not None and "clustering" in metadata.features
+
+    def owner(self) -> Owner | None:
+        """From the table's properties; of an older table from the markers in its log."""
+        if (metadata := self._metadata()) is None:
+            return None
+        pipeline, stream = metadata.properties.get(PIPELINE), metadata.properties.get(STREAM)
+        if stream is None:
+            stream = next(self._streams(), None)
+        made_here = COMMENT.fullmatch(metadata.comment)
+        unused = made_here is not None and stream is None and not metadata.count_files()
+        return Owner(pipeline, stream, unused, made_here and made_here["source"])
 
     def is_replaced(self, stream: str, version: int, position: int) -> bool:
         """By the marker in its log entry."""
@@ -235,37 +278,6 @@ class DeltaTableLog(DeltaLog):
         below = pc.less(actions[f"max.{column}"], low)
         return bool(pc.all(pc.fill_null(below, fill_value=False)).as_py())
 
-    def properties(self) -> Mapping[str, str] | None:
-        """The table's properties; None if it does not exist."""
-        table = self.open()
-        return None if table is None else table.metadata().configuration
-
-    def layout(self) -> TableLayout | None:
-        """From the table's properties and partition columns."""
-        table = self.open()
-        if table is None:
-            return None
-        metadata = table.metadata()
-        return parse_layout(metadata.configuration, tuple(metadata.partition_columns))
-
-    def was_clustered(self) -> bool:
-        """By its table feature: Delta then refuses to partition it (tried)."""
-        table = self.open()
-        return table is not None and "clustering" in (table.protocol().writer_features or ())
-
-    def owner(self) -> Owner | None:
-        """From the table's properties; of an older table from the markers in its log."""
-        table = self.open()
-        if table is None:
-            return None
-        metadata = table.metadata()
-        pipeline, stream = metadata.configuration.get(PIPELINE), metadata.configuration.get(STREAM)
-        if stream is None:
-            stream = next(self._streams(table.version()), None)
-        made_here = COMMENT.fullmatch(metadata.description or "")
-        unused = made_here is not None and stream is None and not table.file_uris()
-        return Owner(pipeline, stream, unused, made_here and made_here["source"])
-
     def columns(self) -> tuple[SilverColumn, ...] | None:
         """From the table's schema."""
         table = self.open()
@@ -324,9 +336,19 @@ class DeltaTableLog(DeltaLog):
                 return
             yield _parse_entry(version, text, writers)
 
-    def _streams(self, version: int) -> Iterator[str]:
-        """The streams of the markers in the log, newest commit first."""
-        for number in range(version, -1, -1):
+    def _metadata(self) -> _Metadata | None:
+        if (table := self.open()) is None:
+            return None
+        metadata, features = table.metadata(), table.protocol().writer_features or ()
+        columns = tuple(metadata.partition_columns)
+        return _Metadata(
+            metadata.configuration, metadata.description or "", columns, features, lambda: len(table.file_uris())
+        )
+
+    def _streams(self) -> Iterator[str]:
+        """From log entries, then from the newest checkpoint."""
+        version = self.version()
+        for number in range(-1 if version is None else version, -1, -1):
             text = self.storage.entry(number)
             if text is None:
                 break
@@ -447,13 +469,12 @@ class DeltaSqlLog(SqlTable, DeltaLog):
         def read_count(*names: str) -> int:
             return sum(int(metrics.get(name) or 0) for name in names)
 
-        marked = read_count("numTargetDeletionVectorsAdded", "numTargetDeletionVectorsUpdated")
         return CommitMetrics(
             files=read_count("numTargetFilesAdded", "numFiles"),
             size=read_count("numTargetBytesAdded", "numOutputBytes"),
             replaced=read_count("numTargetFilesRemoved", "numRemovedFiles"),
             replaced_size=read_count("numTargetBytesRemoved", "numRemovedBytes"),
-            marked=marked,
+            marked=read_count("numTargetDeletionVectorsAdded", "numTargetDeletionVectorsUpdated"),
         )
 
     def is_readable(self, version: int) -> bool:
@@ -480,27 +501,6 @@ class DeltaSqlLog(SqlTable, DeltaLog):
         del column, low
         return version is None
 
-    def layout(self) -> TableLayout | None:
-        """By DESCRIBE DETAIL."""
-        detail = self._detail()
-        return None if detail is None else parse_layout(detail["properties"], tuple(detail["partitionColumns"]))
-
-    def was_clustered(self) -> bool:
-        """By its table feature."""
-        detail = self._detail()
-        return detail is not None and "clustering" in detail["tableFeatures"]
-
-    def owner(self) -> Owner | None:
-        """By its properties."""
-        if (detail := self._detail()) is None:
-            return None
-        pipeline, stream = (detail["properties"].get(key) for key in (PIPELINE, STREAM))
-        if stream is None:
-            stream = next(filter(None, (stream_of(noted_app(row["userMetadata"])[0]) for row in self._history())), None)
-        made_here = COMMENT.fullmatch(detail["description"] or "")
-        unused = made_here is not None and stream is None and not detail["numFiles"]
-        return Owner(pipeline, stream, unused, made_here and made_here["source"])
-
     def _entries(self, writers: tuple[str, ...], known_version: int, now: int) -> Iterator[_Entry]:
         """By the history. In place of its files, an entry adds itself; a restore adds and removes entries."""
         for row in self._history():
@@ -523,6 +523,17 @@ class DeltaSqlLog(SqlTable, DeltaLog):
                 operation not in _HARMLESS,
                 tuple(((str(changed), ""), step) for changed, step in changes.items()),
             )
+
+    def _metadata(self) -> _Metadata | None:
+        if (detail := self._detail()) is None:
+            return None
+        columns, features = tuple(detail["partitionColumns"]), detail["tableFeatures"]
+        comment, files = detail["description"] or "", detail["numFiles"]
+        return _Metadata(detail["properties"], comment, columns, features, lambda: files)
+
+    def _streams(self) -> Iterator[str]:
+        streams = (stream_of(noted_app(row["userMetadata"])[0]) for row in self._history())
+        yield from (stream for stream in streams if stream is not None)
 
     def _content(self, version: int) -> set[int]:
         """The versions that made the rows of a version, as far as the history goes."""
