@@ -5,7 +5,7 @@ so a statement never runs on the table itself, but, as the catalog allows (`tabl
 
 * on a branch created at the version whose marker was read. `fast_forward` publishes it: refused if main has moved.
 * on a staged table, a second catalog entry created from the table's metadata at that version. A commit of the staged
-  version to the table publishes it: refused if the table's newest version is another one. 0.2 to 1.1 s slower.
+  version to the table publishes it: refused if the table has a newer version. 0.2 to 1.1 s slower.
 
 Each session has its own branch or staged table: on a shared one another session's statement would build on ours.
 
@@ -56,7 +56,7 @@ class StagedTable:
     def __init__(self, project: Project, target: Target, owner: str | None = None) -> None:
         """`owner`: in the name of the entry, so that only one session writes to it.
 
-        Without an owner, the entry is another one each time, and entries that other processes left are dropped.
+        Without an owner, the entry has a new name each time, and entries that other processes left are dropped.
         """
         self._target = target
         self._address = catalog_address(project)
