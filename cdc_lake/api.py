@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cdc_lake.ops.plan import Plan
     from cdc_lake.ops.status import Status
     from cdc_lake.runtime.apply.rebuild import Rebuilt
-    from cdc_lake.runtime.cut_retention import CutList, PinResult
+    from cdc_lake.runtime.cut_retention import CutList, CutViews, PinResult
     from cdc_lake.runtime.maintain import Maintenance, Upgrade
     from cdc_lake.runtime.quarantine import QuarantineDecision, QuarantineList
     from cdc_lake.runtime.receive.lag import PreparedList
@@ -418,6 +418,15 @@ class Pipeline:
         from cdc_lake.runtime.cut_retention import pin_cut
 
         return pin_cut(self.project, name, parse_as_of(as_of), epoch, keep, report_progress)
+
+    def create_cut_views(self, name: str, database: str, *, spark: SparkSession | None = None) -> CutViews:
+        """Create or replace a view of each table as of the cut pinned as `name`, in a database of the Hive metastore.
+
+        Raises NotPinned, TableBehind, VersionGone; LakeError if the pipeline has no `lake.delta.metastore`.
+        """
+        from cdc_lake.runtime.cut_retention import create_views
+
+        return create_views(self.project, name, database, spark)
 
     def unpin_cut(self, name: str, *, report_progress: ProgressReporter = silent) -> PinResult:
         """Let go of a pinned cut. Raises NotPinned if no cut is pinned under the name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -52,13 +53,19 @@ def write(project: Project, target: Any, app: str | None, position: int = 0, pla
     rows = pa.table({"id": [position]})
     if target.format == "delta":
         apps = [Transaction(app, position)] if app else []
+        if app and (planned is None or planned.startswith("{")):
+            note = json.loads(planned or '{"cdc_lake": {}}')["cdc_lake"]
+            planned = json.dumps({"cdc_lake": {**note, "app": app, "position": position}})
         commit = CommitProperties(app_transactions=apps, custom_metadata={"userMetadata": planned} if planned else None)
-        folder = str(project.silver_path(target))
+        folder, options = table_ref(project, target).address, delta_options(project)
+        assert folder is not None
         if app and (generation := app.rpartition(":")[2]) != "1":
             properties = {GENERATION_PROPERTY: generation}
-            DeltaTable(folder).alter.set_table_properties(properties, raise_if_not_exists=False)
-        write_deltalake(folder, rows, mode="overwrite", commit_properties=commit)
-        return DeltaTable(folder).version()
+            DeltaTable(folder, storage_options=options).alter.set_table_properties(
+                properties, raise_if_not_exists=False
+            )
+        write_deltalake(folder, rows, mode="overwrite", commit_properties=commit, storage_options=options)
+        return DeltaTable(folder, storage_options=options).version()
     catalog = open_catalog(catalog_address(project))
     catalog.create_namespace_if_not_exists(target.namespace)
     table = catalog.create_table_if_not_exists((target.namespace, target.name), rows.schema)
@@ -66,3 +73,8 @@ def write(project: Project, target: Any, app: str | None, position: int = 0, pla
     head = table.current_snapshot()
     assert head is not None
     return head.snapshot_id
+
+
+def delta_options(project: Project) -> dict[str, str] | None:
+    """What delta-rs needs to reach the lake."""
+    return None if project.lake_address is None else dict(object_store(project).delta_options)

@@ -285,6 +285,13 @@ class Iceberg(Section):
     shown."""
 
 
+class Delta(Section):
+    """Names of the silver tables of `format: delta`, which are otherwise found by their addresses alone."""
+
+    metastore: Text | None = None
+    """Hive metastore in which they are registered as `namespace.name`, `thrift://host:9083`."""
+
+
 class Lake(Section):
     """Where the tables are stored."""
 
@@ -295,6 +302,8 @@ class Lake(Section):
     """Local directory of logs, reports and temporary files if `path` is in an object store, relative to the project."""
     control: Text | None = None
     """Address in an object store for the control tables, as for `path`; by default `control` in `path`."""
+    delta: Delta = Delta()
+    """Names of tables of `format: delta`."""
     iceberg: Iceberg = Iceberg()
     """Catalog for tables of `format: iceberg`."""
     storage: Storage | None = None

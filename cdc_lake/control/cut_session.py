@@ -23,12 +23,13 @@ from cdc_lake.control.cuts import ACTIVE, TableState, WrittenCut, parse_cut, rel
 from cdc_lake.errors import LakeError, NotInCut, SilverMissing, TableBehind, VersionGone
 from cdc_lake.model.position import AsOf, Position
 from cdc_lake.model.relation import TableName
-from cdc_lake.silver.kinds import answers_alone, frame_as_of, rows_as_of
+from cdc_lake.silver.kinds import answers_alone, frame_as_of, rows_as_of, sql_as_of
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import ControlName, schema_of
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.open_silver_table import silver_frame, table_log
+from cdc_lake.tables.open_silver_table import silver_frame, store, table_log
 from cdc_lake.tables.spark_session import derive
+from cdc_lake.tables.types import quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -118,6 +119,27 @@ class CutSession:
                 continue  # it never had content, and `allow_behind` was set
             self.frame(own, relation, versions=versions).createOrReplaceTempView(state.table.partition(".")[2])
         return own
+
+    def create_views(self, spark: SparkSession, database: str) -> tuple[str, ...]:
+        """Create a view of each table in a database of the metastore, or replace it; returns the names of the views.
+
+        One after another: meanwhile some views may show the former cut. Raises TableBehind, VersionGone.
+        """
+        names = []
+        spark.sql(f"CREATE DATABASE IF NOT EXISTS {quote_identifier(database)}")
+        for relation, state in self.checked().tables.items():
+            place = self._place(relation)
+            if state.version is not None and not table_log(self.project, place.target).is_readable(state.version):
+                raise VersionGone(place.target.label, state.version, self.position)
+            name = ".".join(map(quote_identifier, (database, state.table.partition(".")[2])))
+            table = store(spark, self.project, place.target).name
+            version = "" if state.version is None else f" VERSION AS OF {state.version}"
+            columns, condition = sql_as_of(spark.sql(f"SELECT * FROM {table}{version}").columns, place.position)
+            listed = ", ".join(map(quote_identifier, columns))
+            where = "false" if state.version is None else condition
+            spark.sql(f"CREATE OR REPLACE VIEW {name} AS SELECT {listed} FROM {table}{version} WHERE {where}")
+            names.append(name.replace("`", ""))
+        return tuple(names)
 
     def checked(self) -> CutSession:
         """The session, if every table is at the cut or `allow_behind` is set. Raises TableBehind."""

@@ -218,6 +218,26 @@ class OtherWriter(LakeError):
     hint = "find out what writes to the table and stop it; then revert its commit or run `cdc-lake rebuild TABLE`"
 
 
+class MarkerGone(LakeError):
+    """Delta has removed the entry of the history that had the watermark of a silver table, and only SQL can read it."""
+
+    code = "LAK453"
+    hint = (
+        "drop the table and run `cdc-lake rebuild TABLE`; a longer `delta.logRetentionDuration` of the table keeps "
+        "the entry"
+    )
+
+
+class NameElsewhere(LakeError):
+    """The Hive metastore has a table or view of the name of a silver table, at another place."""
+
+    code = "LAK454"
+    hint = (
+        "set `to` of the table or `silver.defaults.namespace` to a name that is free; or drop that table from the "
+        "metastore, if nothing needs it there, and run again"
+    )
+
+
 class SilverNotOwned(LakeError):
     """A silver table belongs to another pipeline, or was not written by cdc_lake."""
 

@@ -15,11 +15,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cut_lookup import find_cut
+from cdc_lake.control.cut_session import CutSession
 from cdc_lake.control.cuts import (
     ACTIVE,
     PinnedCut,
@@ -32,7 +34,7 @@ from cdc_lake.control.cuts import (
     standing,
 )
 from cdc_lake.control.verdicts import RULE
-from cdc_lake.errors import CdcLakeError, CutWithheld, NotPinned, VersionGone
+from cdc_lake.errors import CdcLakeError, CutWithheld, LakeError, NotPinned, VersionGone
 from cdc_lake.model.position import PIN_NAME, AsOf
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
@@ -41,6 +43,9 @@ from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
 from cdc_lake.tables.maintenance import TAG_PREFIX, retention_changes, set_tags
 from cdc_lake.tables.open_silver_table import table_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Sql = Callable[[Target, str], None]
 """Runs a statement in the session of a table. Raises LakeError."""
@@ -199,6 +204,39 @@ def unpin_cut(project: Project, name: str, report: ProgressReporter = silent) ->
     record(control, ended, now)
     Keeper(project, control, None, report).keep()
     return PinResult(name, ended.cut.epoch, ended.cut.position_text, ended.cut.commit_ts, now, ended=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CutViews:
+    """Views of a pinned cut in a database of the Hive metastore. `until`: when the pin ends, None if it does not."""
+
+    name: str
+    database: str
+    epoch: int
+    position: str
+    until: datetime | None
+    views: tuple[str, ...]
+
+
+def create_views(project: Project, name: str, database: str, spark: SparkSession | None = None) -> CutViews:
+    """Create or replace a view of each table as of a pinned cut (`control.cut_session`).
+
+    Raises NotPinned, TableBehind, VersionGone; LakeError if the pipeline has no metastore.
+    """
+    from cdc_lake.tables.spark_session import start  # noqa: PLC0415 - an extra: pins need no Spark
+
+    if project.pipeline.lake.delta.metastore is None:
+        hint = "add `lake.delta.metastore`, the address of the Hive metastore of the readers"
+        raise LakeError("views need a metastore", where=str(project.file), hint=hint)
+    if not PIN_NAME.fullmatch(database):
+        raise LakeError(f"`{database}` is not a valid name of a database", hint="use letters, digits and underscores")
+    pin = next(
+        (pin for pin in standing(pinned_cuts(control_tables(project)), datetime.now(UTC)) if pin.name == name), None
+    )
+    if pin is None:
+        raise NotPinned(f"no cut is pinned as `{name}`", hint=f"pin one first: `cdc-lake cuts pin {name}`")
+    views = CutSession(project, pin.cut).create_views(start(project, spark), database)
+    return CutViews(name, database, pin.cut.epoch, pin.cut.position_text, pin.until, views)
 
 
 @dataclass(frozen=True, slots=True)

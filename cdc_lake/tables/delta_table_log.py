@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice, pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import LakeError, SilverMissing
+from cdc_lake.errors import LakeError, MarkerGone, SilverMissing
 from cdc_lake.tables.delta_log import json_lines
 from cdc_lake.tables.delta_storage import DeltaStorage, LocalDeltaStorage, ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import object_store
@@ -43,17 +44,22 @@ from cdc_lake.tables.silver_table import (
     ForeignCommit,
     Marker,
     Owner,
+    SqlTable,
     TableLayout,
     TableStatistics,
     app_id,
     group_batches,
     laid_out_by,
+    noted_app,
     parse_layout,
     planned_for,
     stream_of,
     written_by,
 )
 from cdc_lake.tables.types import SilverColumn
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
 
 _ENGINE: Final = {
     "datafusion.execution.parquet.coerce_int96": "us",
@@ -81,37 +87,59 @@ def remove_drafts(project: Project, namespace: str) -> None:
     store.persist(lambda: store.filesystem.delete_dir_contents(folder, missing_dir_ok=True), str(address / namespace))
 
 
-class DeltaTableLog:
-    """The log of a Delta silver table (`tables.silver_table.TableLog`)."""
+@dataclass(frozen=True, slots=True)
+class _Metadata:
+    properties: Mapping[str, str]
+    comment: str
+    partition_columns: tuple[str, ...]
+    features: Collection[str]
+    count_files: Callable[[], int]
 
-    def __init__(self, project: Project, target: Target) -> None:
-        self._target = target
-        self.storage = silver_storage(project, target)
 
-    def open(self) -> DeltaTable | None:
-        """The newest version of the table, None if it does not exist."""
-        return self.storage.read()
+class DeltaLog(ABC):
+    """What the log of a Delta silver table means, wherever its entries are read (`tables.silver_table.TableLog`)."""
 
-    def exists(self) -> bool:
-        """By reading the log."""
-        return self.open() is not None
+    _target: Target
 
-    def version(self) -> int | None:
-        """The version of the newest log entry."""
-        table = self.open()
-        return None if table is None else int(table.version())
+    @abstractmethod
+    def _entries(self, writers: tuple[str, ...], known_version: int, now: int) -> Iterator[_Entry]:
+        """Log entries after `known_version`, newest first, as far as the log has them. `writers`: prefixes of our
+        application ids, that of merges first.
+        """
 
-    def marker(self, stream: str, version: int | None = None) -> Marker:
-        """The version of the application transaction of the newest generation."""
-        table = self._open_at(version)
-        if table is None:
-            return Marker(None, None)
-        generation = int(table.metadata().configuration.get(GENERATION_PROPERTY, FIRST))
-        return Marker(table.transaction_version(app_id(stream, self._target, generation)), table.version(), generation)
+    @abstractmethod
+    def _metadata(self) -> _Metadata | None:
+        """The newest metadata, None if the table does not exist."""
 
-    def is_latest(self, version: int) -> bool:
-        """By the presence of log entries."""
-        return self.storage.entry(version + 1) is None and self.storage.entry(version) is not None
+    @abstractmethod
+    def _streams(self) -> Iterator[str]:
+        """The streams of the markers in the log, newest commit first."""
+
+    def properties(self) -> Mapping[str, str] | None:
+        """The table's properties; None if it does not exist."""
+        metadata = self._metadata()
+        return None if metadata is None else metadata.properties
+
+    def layout(self) -> TableLayout | None:
+        """From the table's properties and partition columns."""
+        metadata = self._metadata()
+        return None if metadata is None else parse_layout(metadata.properties, metadata.partition_columns)
+
+    def was_clustered(self) -> bool:
+        """By its table feature: Delta then refuses to partition it (tried)."""
+        metadata = self._metadata()
+        return metadata is not None and "clustering" in metadata.features
+
+    def owner(self) -> Owner | None:
+        """From the table's properties; of an older table from the markers in its log."""
+        if (metadata := self._metadata()) is None:
+            return None
+        pipeline, stream = metadata.properties.get(PIPELINE), metadata.properties.get(STREAM)
+        if stream is None:
+            stream = next(self._streams(), None)
+        made_here = COMMENT.fullmatch(metadata.comment)
+        unused = made_here is not None and stream is None and not metadata.count_files()
+        return Owner(pipeline, stream, unused, made_here and made_here["source"])
 
     def is_replaced(self, stream: str, version: int, position: int) -> bool:
         """By the marker in its log entry."""
@@ -154,6 +182,39 @@ class DeltaTableLog:
     def concurrent_commit(self, stream: str, planned_on: int, committed_version: int) -> ForeignCommit | None:
         """Another applier's commit between the version that a commit was planned on and its own."""
         return _out_of_turn(list(self._entries((written_by(stream, self._target),), planned_on, committed_version)))
+
+
+class DeltaTableLog(DeltaLog):
+    """The log of a Delta silver table, in a folder or an object store whose address is known."""
+
+    def __init__(self, project: Project, target: Target) -> None:
+        self._target = target
+        self.storage = silver_storage(project, target)
+
+    def open(self) -> DeltaTable | None:
+        """The newest version of the table, None if it does not exist."""
+        return self.storage.read()
+
+    def exists(self) -> bool:
+        """By reading the log."""
+        return self.open() is not None
+
+    def version(self) -> int | None:
+        """The version of the newest log entry."""
+        table = self.open()
+        return None if table is None else int(table.version())
+
+    def marker(self, stream: str, version: int | None = None) -> Marker:
+        """The version of the application transaction of the newest generation."""
+        table = self._open_at(version)
+        if table is None:
+            return Marker(None, None)
+        generation = int(table.metadata().configuration.get(GENERATION_PROPERTY, FIRST))
+        return Marker(table.transaction_version(app_id(stream, self._target, generation)), table.version(), generation)
+
+    def is_latest(self, version: int) -> bool:
+        """By the presence of log entries."""
+        return self.storage.entry(version + 1) is None and self.storage.entry(version) is not None
 
     def commit_metrics(self, version: int) -> CommitMetrics:
         """A file removed and added again got a new deletion vector and was not rewritten."""
@@ -217,37 +278,6 @@ class DeltaTableLog:
         below = pc.less(actions[f"max.{column}"], low)
         return bool(pc.all(pc.fill_null(below, fill_value=False)).as_py())
 
-    def properties(self) -> Mapping[str, str] | None:
-        """The table's properties; None if it does not exist."""
-        table = self.open()
-        return None if table is None else table.metadata().configuration
-
-    def layout(self) -> TableLayout | None:
-        """From the table's properties and partition columns."""
-        table = self.open()
-        if table is None:
-            return None
-        metadata = table.metadata()
-        return parse_layout(metadata.configuration, tuple(metadata.partition_columns))
-
-    def was_clustered(self) -> bool:
-        """By its table feature: Delta then refuses to partition it (tried)."""
-        table = self.open()
-        return table is not None and "clustering" in (table.protocol().writer_features or ())
-
-    def owner(self) -> Owner | None:
-        """From the table's properties; of an older table from the markers in its log."""
-        table = self.open()
-        if table is None:
-            return None
-        metadata = table.metadata()
-        pipeline, stream = metadata.configuration.get(PIPELINE), metadata.configuration.get(STREAM)
-        if stream is None:
-            stream = next(self._streams(table.version()), None)
-        made_here = COMMENT.fullmatch(metadata.description or "")
-        unused = made_here is not None and stream is None and not table.file_uris()
-        return Owner(pipeline, stream, unused, made_here and made_here["source"])
-
     def columns(self) -> tuple[SilverColumn, ...] | None:
         """From the table's schema."""
         table = self.open()
@@ -299,16 +329,26 @@ class DeltaTableLog:
         return engine.execute(f"SELECT {listed} FROM silver{condition}")
 
     def _entries(self, writers: tuple[str, ...], known_version: int, now: int) -> Iterator[_Entry]:
-        """Log entries after `known_version`, newest first, as far as the log has them."""
+        """By the files of the log."""
         for version in range(now, known_version, -1):
             text = self.storage.entry(version)
             if text is None:
                 return
             yield _parse_entry(version, text, writers)
 
-    def _streams(self, version: int) -> Iterator[str]:
-        """The streams of the markers in the log, newest commit first."""
-        for number in range(version, -1, -1):
+    def _metadata(self) -> _Metadata | None:
+        if (table := self.open()) is None:
+            return None
+        metadata, features = table.metadata(), table.protocol().writer_features or ()
+        columns = tuple(metadata.partition_columns)
+        return _Metadata(
+            metadata.configuration, metadata.description or "", columns, features, lambda: len(table.file_uris())
+        )
+
+    def _streams(self) -> Iterator[str]:
+        """From log entries, then from the newest checkpoint."""
+        version = self.version()
+        for number in range(-1 if version is None else version, -1, -1):
             text = self.storage.entry(number)
             if text is None:
                 break
@@ -350,7 +390,8 @@ def _parse_entry(version: int, text: str, writers: tuple[str, ...]) -> _Entry:
     for action in json_lines(text):
         information, mark = action.get("commitInfo", {}), action.get("txn", {})
         operation = information.get("operation", operation)
-        plan = planned_for(information.get("userMetadata") or "") or plan
+        note = information.get("userMetadata") or ""
+        plan, is_own = planned_for(note) or plan, is_own or noted_app(note)[0].startswith(writers)
         if (app := mark.get("appId", "")).startswith(writers):
             is_own, position = True, mark["version"] if app.startswith(writers[0]) else position
         for kind, step in (("add", 1), ("remove", -1)):
@@ -358,6 +399,166 @@ def _parse_entry(version: int, text: str, writers: tuple[str, ...]) -> _Entry:
                 files[file["path"], json.dumps(file.get("deletionVector"), sort_keys=True)] = step
                 changes = changes or bool(file.get("dataChange", True))
     return _Entry(version, operation, is_own, position, plan, changes, tuple(files.items()))
+
+
+_METADATA: Final = frozenset({
+    "ADD COLUMN", "ADD COLUMNS", "ADD CONSTRAINT", "ADD FEATURE", "CHANGE COLUMN", "CHANGE COLUMNS", "CLUSTER BY",
+    "COMPUTE STATS", "CREATE TABLE", "DROP COLUMNS", "DROP CONSTRAINT", "RENAME COLUMN", "REPLACE COLUMNS",
+    "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "UPDATE SCHEMA", "UPGRADE PROTOCOL", "VACUUM END", "VACUUM START",
+})  # fmt: skip
+"""Operations that add and remove no data file."""
+_HARMLESS: Final = _METADATA | {"OPTIMIZE", "REORG"}
+_RECENT: Final = 32  # entries of a history that are asked for first
+
+
+class DeltaSqlLog(SqlTable, DeltaLog):
+    """The log of a Delta silver table whose place may be known to a catalog alone: by SQL of a Spark session.
+
+    A commit is ours by the JSON in its metadata, which schema changes have since version 0.5. SQL does not show
+    bounds of data files, nor whether they are present. Delta removes entries of the history that are older than
+    `delta.logRetentionDuration`; a history without a marker, whose beginning is missing, is refused.
+    """
+
+    def exists(self) -> bool:
+        """By asking the catalog."""
+        try:
+            return super().exists()
+        except Exception as cause:
+            if "DELTA_MISSING_DELTA_TABLE" in str(cause):  # by its path
+                return False
+            raise
+
+    def version(self) -> int | None:
+        """The version of the newest entry."""
+        return next((row["version"] for row in self._history()), None)
+
+    def marker(self, stream: str, version: int | None = None) -> Marker:
+        """By the newest entries with a marker: of anybody for the generation, of the stream. Raises MarkerGone."""
+        newest = oldest = generation = None
+        for row in self._history():
+            oldest = row["version"]
+            if version is not None and oldest > version:
+                continue
+            newest = oldest if newest is None else newest
+            if version not in (None, newest):
+                break
+            app, position = noted_app(row["userMetadata"])
+            if stream_of(app) is None:
+                continue
+            begun = int(app.rpartition(":")[2])
+            generation = begun if generation is None else generation
+            if begun < generation:
+                return Marker(None, newest, generation)
+            if app == app_id(stream, self._target, generation):
+                return Marker(position, newest, generation)
+        if oldest is not None and version not in (None, newest):
+            raise SilverMissing(self._target.label, version)
+        if oldest:
+            label = self._target.label
+            raise MarkerGone(f"the history of {label} begins at version {oldest}, and has no watermark", where=label)
+        return Marker(None, newest, FIRST if generation is None else generation)
+
+    def is_latest(self, version: int) -> bool:
+        """By the newest entry."""
+        return self.version() == version
+
+    def commit_metrics(self, version: int) -> CommitMetrics:
+        """By the metrics of its entry."""
+        metrics = next(row["operationMetrics"] for row in self._history() if row["version"] == version)
+
+        def read_count(*names: str) -> int:
+            return sum(int(metrics.get(name) or 0) for name in names)
+
+        return CommitMetrics(
+            files=read_count("numTargetFilesAdded", "numFiles"),
+            size=read_count("numTargetBytesAdded", "numOutputBytes"),
+            replaced=read_count("numTargetFilesRemoved", "numRemovedFiles"),
+            replaced_size=read_count("numTargetBytesRemoved", "numRemovedBytes"),
+            marked=read_count("numTargetDeletionVectorsAdded", "numTargetDeletionVectorsUpdated"),
+        )
+
+    def is_readable(self, version: int) -> bool:
+        """By its metadata alone."""
+        if not self.exists():
+            return False
+        try:
+            self._spark.sql(f"SELECT * FROM {self._name} VERSION AS OF {version}")
+        except Exception as cause:
+            if "DELTA_VERSION_NOT_FOUND" in str(cause) or "DELTA_TRUNCATED_TRANSACTION_LOG" in str(cause):
+                return False
+            raise
+        return True
+
+    def statistics(self) -> TableStatistics:
+        """By DESCRIBE DETAIL."""
+        if (detail := self._detail()) is None:
+            return TableStatistics(0, 0, marked=False)
+        marked = detail["properties"].get("delta.enableDeletionVectors") == "true"
+        return TableStatistics(detail["numFiles"], detail["sizeInBytes"], marked)
+
+    def all_below(self, version: int | None, column: str, low: int) -> bool:
+        """Unknown unless the table is empty."""
+        del column, low
+        return version is None
+
+    def _entries(self, writers: tuple[str, ...], known_version: int, now: int) -> Iterator[_Entry]:
+        """By the history. In place of its files, an entry adds itself; a restore adds and removes entries."""
+        for row in self._history():
+            version, operation = row["version"], row["operation"]
+            if version <= known_version:
+                return
+            if version > now:
+                continue
+            app, position = noted_app(row["userMetadata"])
+            changes: dict[int, int] = {} if operation in _METADATA else {version: 1}
+            if operation == "RESTORE" and (restored := row["operationParameters"].get("version")) is not None:
+                before, after = self._content(version - 1), self._content(int(restored))
+                changes = {**dict.fromkeys(after - before, 1), **dict.fromkeys(before - after, -1)}
+            yield _Entry(
+                version,
+                operation,
+                app.startswith(writers),
+                position if app.startswith(writers[0]) else None,
+                planned_for(row["userMetadata"] or ""),
+                operation not in _HARMLESS,
+                tuple(((str(changed), ""), step) for changed, step in changes.items()),
+            )
+
+    def _metadata(self) -> _Metadata | None:
+        if (detail := self._detail()) is None:
+            return None
+        columns, features = tuple(detail["partitionColumns"]), detail["tableFeatures"]
+        comment, files = detail["description"] or "", detail["numFiles"]
+        return _Metadata(detail["properties"], comment, columns, features, lambda: files)
+
+    def _streams(self) -> Iterator[str]:
+        streams = (stream_of(noted_app(row["userMetadata"])[0]) for row in self._history())
+        yield from (stream for stream in streams if stream is not None)
+
+    def _content(self, version: int) -> set[int]:
+        """The versions that made the rows of a version, as far as the history goes."""
+        rows = {row["version"]: row for row in self._history()}
+        content = set()
+        while (row := rows.get(version)) is not None:
+            restored = row["operationParameters"].get("version") if row["operation"] == "RESTORE" else None
+            if restored is None and row["operation"] not in _METADATA:
+                content.add(version)
+            version = version - 1 if restored is None else int(restored)
+        return content
+
+    def _history(self) -> Iterator[Row]:
+        """The entries of the history, newest first; none if the table does not exist."""
+        if not self.exists():
+            return
+        recent = self._spark.sql(f"DESCRIBE HISTORY {self._name} LIMIT {_RECENT}").collect()
+        yield from recent
+        if len(recent) == _RECENT:
+            yield from (
+                self._spark.sql(f"DESCRIBE HISTORY {self._name}").where(f"version < {recent[-1]['version']}").collect()
+            )
+
+    def _detail(self) -> Row | None:
+        return self._spark.sql(f"DESCRIBE DETAIL {self._name}").first() if self.exists() else None
 
 
 def _out_of_turn(entries: Sequence[_Entry]) -> ForeignCommit | None:

@@ -6,7 +6,10 @@ version is no longer an ancestor of the newest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -25,21 +28,22 @@ from cdc_lake.tables.silver_table import (
     ForeignCommit,
     Marker,
     Owner,
+    SqlTable,
     TableLayout,
     TableStatistics,
+    column_names,
     group_batches,
     laid_out_by,
     parse_layout,
     stream_of,
     written_by,
 )
-from cdc_lake.tables.types import SilverColumn
+from cdc_lake.tables.types import SilverColumn, quote_identifier
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import DataScan, Table
-    from pyiceberg.table.snapshots import Snapshot
 
 _NOTHING: Final = -(1 << 63)  # lower than every value: for files without rows
 _TOPS: dict[tuple[str, int], int | None] = {}
@@ -63,42 +67,66 @@ def iceberg_table(project: Project, target: Target) -> Table | None:
             return None
 
 
-class IcebergTableLog:
-    """The log of an Iceberg silver table (`tables.silver_table.TableLog`)."""
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    id: int
+    parent: int | None
+    operation: str
+    summary: Mapping[str, str]
 
-    def __init__(self, project: Project, target: Target) -> None:
-        self._project = project
-        self._target = target
 
-    def open(self) -> Table | None:
-        """The newest version of the table, None if it does not exist."""
-        return iceberg_table(self._project, self._target)
+@dataclass(frozen=True, slots=True)
+class _History:
+    """`head`: the id of the newest version, None if there is none."""
 
-    def exists(self) -> bool:
-        """By asking the catalog."""
-        return self.open() is not None
+    head: int | None
+    snapshot: Callable[[int], _Snapshot | None]
+
+    def ancestors(self, version: int | None) -> Iterator[_Snapshot]:
+        """A version and its ancestors, newest first, as far as the table has them."""
+        while version is not None and (snapshot := self.snapshot(version)) is not None:
+            yield snapshot
+            version = snapshot.parent
+
+
+class IcebergLog(ABC):
+    """What the snapshots and properties of an Iceberg silver table mean, wherever they are read
+    (`tables.silver_table.TableLog`).
+    """
+
+    _target: Target
+
+    @abstractmethod
+    def _history(self) -> _History | None:
+        """The snapshots of the table, None if it does not exist."""
+
+    @abstractmethod
+    def _properties(self) -> Mapping[str, str]:
+        """The properties of the existing table, its comment among them."""
+
+    @abstractmethod
+    def _partitions(self) -> tuple[Partition, ...]:
+        """The partition fields of the existing table."""
 
     def version(self) -> int | None:
         """The id of the current snapshot."""
-        table = self.open()
-        head = table.current_snapshot() if table is not None else None
-        return None if head is None else head.snapshot_id
+        history = self._history()
+        return None if history is None else history.head
 
     def marker(self, stream: str, version: int | None = None) -> Marker:
         """Properties of the newest snapshot that has them."""
-        table = self.open()
-        if table is None:
+        history = self._history()
+        if history is None:
             return Marker(None, None)
-        head = table.current_snapshot() if version is None else table.snapshot_by_id(version)
-        if head is None and version is not None:
+        head = history.head if version is None else version
+        if version is not None and history.snapshot(version) is None:
             raise SilverMissing(self._target.label, version)
         writer = written_by(stream, self._target)
-        for snapshot in _ancestors(table, head):
-            summary = _summary(snapshot)
-            app = summary.get(APP_PROPERTY, "")
-            if app.startswith(writer) and head is not None:
-                return Marker(int(summary[POSITION_PROPERTY]), head.snapshot_id, int(app.removeprefix(writer)))
-        return Marker(None, head.snapshot_id if head else None)
+        for snapshot in history.ancestors(head):
+            app = snapshot.summary.get(APP_PROPERTY, "")
+            if app.startswith(writer):
+                return Marker(int(snapshot.summary[POSITION_PROPERTY]), head, int(app.removeprefix(writer)))
+        return Marker(None, head)
 
     def is_latest(self, version: int) -> bool:
         """By the id of the current snapshot."""
@@ -112,32 +140,30 @@ class IcebergTableLog:
     def foreign_commit(self, stream: str, known_version: int, now: int, generation: int) -> ForeignCommit | None:
         """By the ancestors of the current snapshot."""
         del now
-        table = self.open()
-        if table is None:
+        history = self._history()
+        if history is None:
             return None
         writers = (written_by(stream, self._target), laid_out_by(stream, self._target))
         foreign_commit: ForeignCommit | None = None
-        for snapshot in _ancestors(table, table.current_snapshot()):
-            if snapshot.snapshot_id == known_version:
+        for snapshot in history.ancestors(history.head):
+            if snapshot.id == known_version:
                 return foreign_commit
-            operation = snapshot.summary.operation.value if snapshot.summary else "unknown"
-            app = _summary(snapshot).get(APP_PROPERTY, "")
+            app = snapshot.summary.get(APP_PROPERTY, "")
             if app.startswith(writers):
-                if int(app.rpartition(":")[2]) > generation and snapshot.parent_snapshot_id is None:
+                if int(app.rpartition(":")[2]) > generation and snapshot.parent is None:
                     return foreign_commit  # new content: commits to the previous content no longer matter
-            elif operation != "replace":
-                foreign_commit = ForeignCommit(
-                    put_back=False, text=f"version {snapshot.snapshot_id} is a commit of another writer ({operation})"
-                )
-            if snapshot.parent_snapshot_id is None:
+            elif snapshot.operation != "replace":
+                text = f"version {snapshot.id} is a commit of another writer ({snapshot.operation})"
+                foreign_commit = ForeignCommit(put_back=False, text=text)
+            if snapshot.parent is None:
                 return _put_back(known_version)
-        return foreign_commit if table.snapshot_by_id(known_version) is None else _put_back(known_version)
+        return foreign_commit if history.snapshot(known_version) is None else _put_back(known_version)
 
     def commit_metrics(self, version: int) -> CommitMetrics:
         """From the summary of the snapshot."""
-        table = self.open()
-        snapshot = table.snapshot_by_id(version) if table is not None else None
-        summary = {} if snapshot is None else _summary(snapshot)
+        history = self._history()
+        snapshot = None if history is None else history.snapshot(version)
+        summary = {} if snapshot is None else snapshot.summary
 
         def read_count(name: str) -> int:
             return int(summary.get(name, 0))
@@ -150,6 +176,53 @@ class IcebergTableLog:
             marked=read_count("added-delete-files"),
         )
 
+    def statistics(self) -> TableStatistics:
+        """From the totals in the summary of the current snapshot."""
+        if (history := self._history()) is None:
+            return TableStatistics(0, 0, marked=False)
+        marked = self._properties().get("write.merge.mode") == "merge-on-read"
+        totals = next((snapshot.summary for snapshot in history.ancestors(history.head)), {})
+        return TableStatistics(int(totals.get("total-data-files", 0)), int(totals.get("total-files-size", 0)), marked)
+
+    def layout(self) -> TableLayout | None:
+        """From the table's properties and partition specification."""
+        if self._history() is None:
+            return None
+        return parse_layout(self._properties(), tuple(map(str, self._partitions())))
+
+    def was_clustered(self) -> bool:
+        """Never: a sort order excludes nothing."""
+        return False
+
+    def owner(self) -> Owner | None:
+        """From the table's properties; of an older table from the markers of its snapshots."""
+        if (history := self._history()) is None:
+            return None
+        properties = self._properties()
+        pipeline, stream = properties.get(PIPELINE), properties.get(STREAM)
+        if stream is None:
+            apps = (snapshot.summary.get(APP_PROPERTY, "") for snapshot in history.ancestors(history.head))
+            stream = next(filter(None, map(stream_of, apps)), None)
+        made_here = COMMENT.fullmatch(properties.get("comment", ""))
+        unused = made_here is not None and stream is None and history.head is None
+        return Owner(pipeline, stream, unused, made_here and made_here["source"])
+
+
+class IcebergTableLog(IcebergLog):
+    """The log of an Iceberg silver table, read by pyiceberg."""
+
+    def __init__(self, project: Project, target: Target) -> None:
+        self._project = project
+        self._target = target
+
+    def open(self) -> Table | None:
+        """The newest version of the table, None if it does not exist."""
+        return iceberg_table(self._project, self._target)
+
+    def exists(self) -> bool:
+        """By asking the catalog."""
+        return self.open() is not None
+
     def is_readable(self, version: int) -> bool:
         """By the presence of manifests, data files and delete files."""
         table = self.open()
@@ -161,16 +234,6 @@ class IcebergTableLog:
             return all(table.io.new_input(file).exists() for file in files)
         except FileNotFoundError:  # a manifest is missing
             return False
-
-    def statistics(self) -> TableStatistics:
-        """From the totals in the summary of the current snapshot."""
-        table = self.open()
-        if table is None:
-            return TableStatistics(0, 0, marked=False)
-        marked = table.properties.get("write.merge.mode") == "merge-on-read"
-        head = table.current_snapshot()
-        totals = {} if head is None else _summary(head)
-        return TableStatistics(int(totals.get("total-data-files", 0)), int(totals.get("total-files-size", 0)), marked)
 
     def all_below(self, version: int | None, column: str, low: int) -> bool:
         """By the bounds in manifests."""
@@ -186,33 +249,6 @@ class IcebergTableLog:
         manifests = [m for m in snapshot.manifests(table.io) if m.content == ManifestContent.DATA]
         tops = [_top(table.io, manifest, field) for manifest in manifests]
         return all(top is not None and top < low for top in tops)
-
-    def layout(self) -> TableLayout | None:
-        """From the table's properties and partition specification."""
-        table = self.open()
-        if table is None:
-            return None
-        names = {field.field_id: field.name for field in table.schema().fields}
-        parts = [_partition(str(field.transform), names[field.source_id]) for field in table.spec().fields]
-        return parse_layout(table.properties, tuple(map(str, parts)))
-
-    def was_clustered(self) -> bool:
-        """Never: a sort order excludes nothing."""
-        return False
-
-    def owner(self) -> Owner | None:
-        """From the table's properties; of an older table from the markers of its snapshots."""
-        table = self.open()
-        if table is None:
-            return None
-        pipeline, stream = table.properties.get(PIPELINE), table.properties.get(STREAM)
-        head = table.current_snapshot()
-        if stream is None:
-            apps = (_summary(snapshot).get(APP_PROPERTY, "") for snapshot in _ancestors(table, head))
-            stream = next(filter(None, map(stream_of, apps)), None)
-        made_here = COMMENT.fullmatch(table.properties.get("comment", ""))
-        unused = made_here is not None and stream is None and head is None
-        return Owner(pipeline, stream, unused, made_here and made_here["source"])
 
     def columns(self) -> tuple[SilverColumn, ...] | None:
         """From the current schema."""
@@ -252,16 +288,74 @@ class IcebergTableLog:
             raise SilverMissing(self._target.label, version)
         return table.scan(snapshot_id=version, selected_fields=tuple(columns) if columns is not None else ("*",))
 
+    def _history(self) -> _History | None:
+        if (table := self.open()) is None:
+            return None
 
-def _ancestors(table: Table, head: Snapshot | None) -> Iterator[Snapshot]:
-    """A snapshot and its ancestors, newest first, as far as the table has them."""
-    while head is not None:
-        yield head
-        head = table.snapshot_by_id(head.parent_snapshot_id) if head.parent_snapshot_id else None
+        def snapshot(version: int) -> _Snapshot | None:
+            if (entry := table.snapshot_by_id(version)) is None:
+                return None
+            summary = {} if entry.summary is None else entry.summary.additional_properties
+            operation = "unknown" if entry.summary is None else entry.summary.operation.value
+            return _Snapshot(version, entry.parent_snapshot_id, operation, summary)
+
+        return _History(table.metadata.current_snapshot_id, snapshot)
+
+    def _properties(self) -> Mapping[str, str]:
+        properties: dict[str, str] = self._loaded_table().properties
+        return properties
+
+    def _partitions(self) -> tuple[Partition, ...]:
+        table = self._loaded_table()
+        names = {field.field_id: field.name for field in table.schema().fields}
+        return tuple(_partition(str(field.transform), names[field.source_id]) for field in table.spec().fields)
+
+    def _loaded_table(self) -> Table:
+        if (table := self.open()) is None:
+            raise SilverMissing(self._target.label)
+        return table
 
 
-def _summary(snapshot: Snapshot) -> dict[str, str]:
-    return snapshot.summary.additional_properties if snapshot.summary else {}
+class IcebergSqlLog(SqlTable, IcebergLog):
+    """The log of an Iceberg silver table, by the metadata tables that SQL of a Spark session shows.
+
+    SQL does not show whether the data files of a version are present.
+    """
+
+    def is_readable(self, version: int) -> bool:
+        """By its metadata alone."""
+        history = self._history()
+        return history is not None and history.snapshot(version) is not None
+
+    def all_below(self, version: int | None, column: str, low: int) -> bool:
+        """By the bounds in its metadata table of files."""
+        if version is None or not self.is_readable(version) or column not in column_names(self):
+            return version is None
+        bound = f"readable_metrics.{quote_identifier(column)}.upper_bound"
+        files = self._spark.sql(f"SELECT * FROM {self._name}.files VERSION AS OF {version}").where("content = 0")
+        return not files.where(f"NOT coalesce({bound} < {low}, false)").take(1)
+
+    def _history(self) -> _History | None:
+        if not self.exists():
+            return None
+        self._spark.sql(f"REFRESH TABLE {self._name}")
+        columns = "snapshot_id, parent_id, operation, summary"
+        rows = self._spark.sql(f"SELECT {columns} FROM {self._name}.snapshots").collect()
+        snapshots = {row[0]: _Snapshot(row[0], row[1], row[2] or "unknown", row[3] or {}) for row in rows}
+        head = self._spark.sql(f"SELECT snapshot_id FROM {self._name}.refs WHERE name = 'main'").first()
+        return _History(None if head is None else head[0], snapshots.get)
+
+    def _properties(self) -> Mapping[str, str]:
+        rows = self._spark.sql(f"SHOW TBLPROPERTIES {self._name}").collect()
+        comments = [("comment", text) for name, text in self._description() if name == "Comment"]
+        return dict([*((row["key"], row["value"]) for row in rows), *comments])
+
+    def _partitions(self) -> tuple[Partition, ...]:
+        return tuple(Partition.parse(text) for name, text in self._description() if re.fullmatch(r"Part [0-9]+", name))
+
+    def _description(self) -> list[tuple[str, str]]:
+        rows = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._name}").collect()
+        return [(row["col_name"], row["data_type"]) for row in rows]
 
 
 def _put_back(known_version: int) -> ForeignCommit:

@@ -30,7 +30,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import ConcurrentModification, SilverBusy
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.failpoints import SILVER_COMPACTED, SILVER_EXPIRED, failpoint
-from cdc_lake.tables.delta_silver import is_conflict
+from cdc_lake.tables.delta_silver import is_conflict, register
 from cdc_lake.tables.delta_table_log import DeltaTableLog
 from cdc_lake.tables.iceberg_silver import is_commit_lost
 from cdc_lake.tables.iceberg_table_log import iceberg_table
@@ -274,6 +274,7 @@ class DeltaSilverMaintenance:
         self._spark = spark
         self._target = target
         self._log = DeltaTableLog(project, target)
+        register(spark, project, target)
         self._name = table_ref(project, target).sql
         self._before = before
         for key, value in _SETTINGS.items():
@@ -393,7 +394,7 @@ def retention_changes(project: Project, target: Target, needed: timedelta | None
 
     `needed`: time from a cut until its pin ends; `timedelta.max` if one has no end, None if there are none.
     """
-    have, name = DeltaTableLog(project, target).properties(), table_ref(project, target).sql
+    have, name = DeltaTableLog(project, target).properties(), table_ref(project, target).by_address
     if have is None:
         return ()
     own_record = json.loads(have.get(_OURS) or "{}")

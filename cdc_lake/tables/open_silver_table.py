@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.tables.delta_silver import DeltaSilver
+from cdc_lake.tables.delta_silver import DeltaSilver, register
 from cdc_lake.tables.delta_table_log import DeltaTableLog
 from cdc_lake.tables.iceberg_silver import IcebergSilver
 from cdc_lake.tables.iceberg_table_log import IcebergTableLog
@@ -25,6 +25,7 @@ def table_log(project: Project, target: Target) -> TableLog:
 def store(spark: SparkSession, project: Project, target: Target) -> SilverStore:
     """The store of a target's format; `spark` must be a session used for nothing else meanwhile."""
     if target.format == "delta":
+        register(spark, project, target)
         return DeltaSilver(spark, project, target)
     return IcebergSilver(spark, project, target)
 
@@ -35,7 +36,7 @@ _FIRST = threading.Lock()
 
 def silver_frame(spark: SparkSession, project: Project, target: Target, version: int | None) -> DataFrame:
     """The rows of a silver table at a version, in its columns; None: no rows, in the current columns."""
-    name = table_ref(project, target).sql
+    name = table_ref(project, target).by_address
     with _FIRST:
         if target.format == "iceberg":
             spark.sql(f"REFRESH TABLE {name}")  # the catalog caches a table for half a minute
@@ -76,5 +77,5 @@ def mark_when_large(spark: SparkSession, project: Project, target: Target) -> No
     now = table_log(project, target).statistics()
     if now.marked or now.size < MARKED_FROM[target.format]:
         return
-    name, properties = table_ref(project, target).sql, properties_sql(_PROPERTIES[target.format])
+    name, properties = table_ref(project, target).by_address, properties_sql(_PROPERTIES[target.format])
     spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({properties})")

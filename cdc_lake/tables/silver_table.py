@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,12 +34,14 @@ import pyarrow as pa
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.silver_tables import PROPERTY, Partition
-from cdc_lake.errors import CdcLakeError
+from cdc_lake.errors import CdcLakeError, SilverMissing
 from cdc_lake.tables.files import grouped
 from cdc_lake.tables.object_store import LEASE
 from cdc_lake.tables.types import SilverColumn, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from cdc_lake.tables.schema_evolution import SchemaChange
 
 
@@ -84,9 +87,9 @@ def written_by(stream: str, target: Target) -> str:
     return f"cdc_lake:{stream}:{target.label}:"
 
 
-def commit_note(app: str, position: int, base: Marker) -> str:
+def commit_note(app: str, position: int | None, base: Marker) -> str:
     """Metadata of a commit to a Delta table: its marker, the watermark for which it was planned, and the number of the
-    holder of the lease under which it was made.
+    holder of the lease under which it was made. `position` None: new content without a watermark.
     """
     note = {"app": app, "position": position, "planned_for": base.position}
     lease = LEASE.get()
@@ -103,6 +106,14 @@ def planned_for(note: str) -> tuple[int | None] | None:
     return None
 
 
+def noted_app(note: str | None) -> tuple[str, int | None]:
+    """Application id and position in the metadata of a commit; the id is empty if it is not ours, or older than 0.5."""
+    with suppress(ValueError, KeyError, TypeError):  # metadata of another program
+        mark = json.loads(note or "")["cdc_lake"]
+        return str(mark["app"]), None if mark["position"] is None else int(mark["position"])
+    return "", None
+
+
 @dataclass(frozen=True, slots=True)
 class TableRef:
     """Where a silver table is. `sql`: its name in Spark; `address`: its folder or URI, None if a catalog decides."""
@@ -110,14 +121,25 @@ class TableRef:
     sql: str
     address: str | None
 
+    @property
+    def by_address(self) -> str:
+        """Its name in Spark even if it is not registered yet."""
+        return self.sql if self.address is None else f"delta.{quote_identifier(self.address)}"
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether it is at an address, and has a name in the metastore too."""
+        return self.sql != self.by_address
+
 
 def table_ref(project: Project, target: Target) -> TableRef:
     """Where the silver table of a target is: every place that a table can have is decided here."""
+    name = ".".join(map(quote_identifier, (target.namespace, target.name)))
     if target.format == "delta":
         address = str(project.silver_address(target) or project.silver_path(target))
-        return TableRef(f"delta.{quote_identifier(address)}", address)
-    names = [quote_identifier(part) for part in (target.namespace, target.name)]
-    return TableRef(".".join([project.pipeline.lake.iceberg.catalog, *names]), None)
+        by_name = project.pipeline.lake.delta.metastore is not None and "/" not in target.namespace  # as a draft's
+        return TableRef(name if by_name else f"delta.{quote_identifier(address)}", address)
+    return TableRef(f"{project.pipeline.lake.iceberg.catalog}.{name}", None)
 
 
 _R = TypeVar("_R")
@@ -413,6 +435,52 @@ class TableLog(Protocol):
             SilverMissing: The table or the version does not exist.
             LakeError: The table cannot be read.
         """
+
+
+class SqlTable(ABC):
+    """What of the log of a silver table any SQL session can read (`TableLog`); the rows pass through the driver."""
+
+    def __init__(self, spark: SparkSession, target: Target, name: str) -> None:
+        self._spark, self._target, self._name = spark, target, name
+
+    @abstractmethod
+    def is_readable(self, version: int) -> bool:
+        """Whether a version has its metadata."""
+
+    def exists(self) -> bool:
+        """By asking the catalog."""
+        return bool(self._spark.catalog.tableExists(self._name))
+
+    def columns(self) -> tuple[SilverColumn, ...] | None:
+        """From the schema in Spark."""
+        if not self.exists():
+            return None
+        fields = self._frame(None).schema.fields
+        return tuple(SilverColumn(field.name, field.dataType.simpleString()) for field in fields)
+
+    def read(self, version: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """By a query."""
+        return self._frame(version, "*" if columns is None else ", ".join(map(quote_identifier, columns))).toArrow()
+
+    def read_empty(self) -> pa.Table:
+        """The schema of a query."""
+        return self._frame(None).limit(0).toArrow()
+
+    def read_blocks(self, version: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
+        """By a query whose result is in memory."""
+        rows = self.read(version)
+        return rows.schema, group_batches(rows.to_batches(), rows.schema)
+
+    def count_rows(self, version: int | None = None, where: tuple[str, bool] | None = None) -> int:
+        """By a query."""
+        rows = self._frame(version)
+        return int((rows if where is None else rows.where(f"{quote_identifier(where[0])} = {where[1]}")).count())
+
+    def _frame(self, version: int | None, columns: str = "*") -> DataFrame:
+        if not self.exists() or (version is not None and not self.is_readable(version)):
+            raise SilverMissing(self._target.label, version)
+        as_of = "" if version is None else f" VERSION AS OF {version}"
+        return self._spark.sql(f"SELECT {columns} FROM {self._name}{as_of}")
 
 
 def column_names(log: TableLog) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from cdc_lake.bronze.open import bronze_table
 from cdc_lake.config.effective import effective
 from cdc_lake.config.loader import validate
 from cdc_lake.config.project import Project
-from cdc_lake.errors import ConcurrentModification
+from cdc_lake.errors import ConcurrentModification, LakeError, NotPinned
 from cdc_lake.model.relation import TableName
+from cdc_lake.runtime.cut_retention import create_views
 from cdc_lake.tables.catalog import (
     DELEGATION,
     POSTGRES_DRIVER,
@@ -41,6 +43,7 @@ from cdc_lake.tables.schema_evolution import (
     is_promotion,
     progress,
 )
+from cdc_lake.tables.silver_table import table_ref
 from cdc_lake.tables.spark_session import packages_of, static_settings
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.rest_catalog import RestCatalogServer
@@ -346,6 +349,7 @@ def test_spark_opens_a_hive_metastore_and_glue_by_its_own_names(tmp_path: Path):
     [
         ("{iceberg: {type: hive}}", "requires `uri`"),
         ("{iceberg: {type: hive, uri: https://h}}", "not a valid address of a catalog of `type: hive`"),
+        ("{delta: {metastore: 'https://h'}}", "not a valid address of a Hive metastore"),
         ("{iceberg: {type: glue}}", "tables in AWS Glue are in S3"),
         ("{path: s3://b/l, storage: {region: r, access_key_id: a, secret_access_key: b}, iceberg: {type: glue}}", "only credentials of the environment"),
     ],
@@ -355,3 +359,27 @@ def test_what_a_kind_of_catalog_needs_is_asked_of_the_file(tmp_path: Path, lake:
     source = "{type: postgres, host: h, database: d, user: u, tables: ['public.*']}"
     file.write_text(f"version: 1\npipeline: shop\nsource: {source}\nlake: {lake}\n")
     assert any(words in problem.summary for problem in validate([file]))
+
+
+def test_delta_tables_have_names_if_there_is_a_metastore(tmp_path: Path):
+    plain, named = (make_project(tmp_path, lake=lake) for lake in ({}, {"delta": {"metastore": "thrift://h:9083"}}))
+    target = named.target(TableName("public", "t"))
+    before, ref = table_ref(plain, target), table_ref(named, target)
+    assert (ref.sql, ref.address, ref.by_address) == ("`silver`.`t`", before.address, before.sql)
+    assert (before.is_registered, ref.is_registered) == (False, True)
+    draft = replace(target, namespace="scratch/shop.rebuild")
+    assert table_ref(named, draft) == table_ref(plain, draft)
+    settings = static_settings(named)
+    assert settings["spark.sql.catalogImplementation"] == "hive"
+    assert settings["spark.hadoop.hive.metastore.uris"] == "thrift://h:9083"
+    assert "spark.sql.catalogImplementation" not in static_settings(plain)
+
+
+def test_views_need_a_metastore_and_a_name(tmp_path: Path):
+    with pytest.raises(LakeError, match="metastore"):
+        create_views(make_project(tmp_path), "month_end", "report")
+    named = make_project(tmp_path, lake={"delta": {"metastore": "thrift://h:9083"}})
+    with pytest.raises(LakeError, match="not a valid name"):
+        create_views(named, "month_end", "re-port")
+    with pytest.raises(NotPinned):
+        create_views(named, "month_end", "report")

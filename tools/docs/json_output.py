@@ -34,7 +34,7 @@ from cdc_lake.ops.html_pages import ReportFiles
 from cdc_lake.ops.plan import Plan, TableLedger
 from cdc_lake.ops.status import Status
 from cdc_lake.runtime.apply.rebuild import Rebuilt
-from cdc_lake.runtime.cut_retention import CutList, CutView, PinResult
+from cdc_lake.runtime.cut_retention import CutList, CutView, CutViews, PinResult
 from cdc_lake.runtime.maintain import Maintenance, Upgrade
 from cdc_lake.runtime.quarantine import QuarantineDecision, QuarantineList
 from cdc_lake.runtime.receive.lag import PreparedList
@@ -112,6 +112,7 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "cuts-list": ("cuts list", [CutList]),
     "cuts-show": ("cuts show", [CutView]),
     "cuts-pin": ("cuts pin", [PinResult]),
+    "cuts-views": ("cuts views", [CutViews]),
     "list": ("quarantine list", [QuarantineList]),
     "retry": ("quarantine retry", [QuarantineRetry]),
     "held-release": ("quarantine release", [QuarantineDecision]),

@@ -14,7 +14,7 @@ from cdc_lake.cli.text import table
 from cdc_lake.model.diagnostic import pluralize
 
 if TYPE_CHECKING:
-    from cdc_lake.runtime.cut_retention import CutLine, CutList, CutTable, CutView, PinLine, PinResult
+    from cdc_lake.runtime.cut_retention import CutLine, CutList, CutTable, CutView, CutViews, PinLine, PinResult
 
 cuts_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Cuts: positions at which all silver tables can be read together."
@@ -77,6 +77,21 @@ def cuts_pin(
     call.view.result(pinned, pin_text(pinned))
 
 
+@verb(cuts_app, "views", document="cuts-views")
+def cuts_views(
+    call: Call,
+    name: Annotated[str, Argument(metavar="CUT", help="Name of a pinned cut.")],
+    database: Annotated[
+        str, Option("--database", metavar="NAME", help="Database of the Hive metastore, created if it does not exist.")
+    ],
+) -> None:
+    """Create views of all tables as of a pinned cut, for every reader of the Hive metastore; or replace them."""
+    from cdc_lake.runtime.cut_retention import create_views
+
+    views = create_views(call.project(), name, database)
+    call.view.result(views, views_text(views))
+
+
 def _duration(text: str | None) -> timedelta | None:
     from cdc_lake.config.fields import parse_milliseconds
 
@@ -137,6 +152,12 @@ def pin_text(pinned: PinResult) -> str:
         return f"`{pinned.name}` is no longer pinned; the next maintenance may remove the cut at {pinned.position}"
     until = "until it is unpinned" if pinned.until is None else _until_text(pinned.until)
     return f"the cut at {pinned.position} stays readable as `{pinned.name}` {until}"
+
+
+def views_text(views: CutViews) -> str:
+    """What the views show, and until when."""
+    until = "" if views.until is None else f" {_until_text(views.until)}"
+    return "\n".join([f"views of the cut at {views.position}, which stays readable{until}:", *views.views])
 
 
 def _pins_text(pins: Sequence[PinLine]) -> str:

@@ -294,6 +294,10 @@ def _catalog(pipeline: CheckedPipeline) -> Iterator[Finding]:
     elif catalog.uri is not None and not re.match(form, catalog.uri):
         summary = f"not a valid address of a catalog of `type: {catalog.type}`"
         yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg.uri", summary, f"write `{example}`")
+    metastore = pipeline.lake.delta.metastore
+    if metastore is not None and not re.match(_CATALOG_ADDRESSES["hive"][0], metastore):
+        summary, hint = "not a valid address of a Hive metastore", f"write `{_CATALOG_ADDRESSES['hive'][1]}`"
+        yield Finding(Problem.LAKE_LAYOUT, "lake.delta.metastore", summary, hint)
     if catalog.type == "glue" and not (catalog.warehouse or pipeline.lake.path).startswith("s3://"):
         summary, hint = "tables in AWS Glue are in S3", "set `warehouse: s3://bucket/folder`"
         yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg", summary, hint)
