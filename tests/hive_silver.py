@@ -77,8 +77,12 @@ def check(root: Path, metastore: str) -> dict[str, Any]:
     store(derive(spark), project, moved).create(COLUMNS, "s")
     assert spark.table("silver.moved").count() == 0
     spark.sql("CREATE TABLE silver.taken (id int) USING delta")
+    taken = project.target(TableName("public", "taken"))
     with pytest.raises(NameElsewhere):
-        store(derive(spark), project, project.target(TableName("public", "taken")))
+        store(derive(spark), project, taken)
+    spark.sql("DROP TABLE silver.taken")
+    store(derive(spark), project, taken).create(COLUMNS, "s")
+    assert spark.table("silver.taken").columns == ["id", "note"]
     check_views(root / "cuts", metastore, spark)
     return {"steps": steps, "position": log.marker("s").position}
 

@@ -24,6 +24,7 @@ def test_silver_is_fenced_in_a_catalog_of_another_make(kind: str) -> None:
     assert kind != "vended" or sum(key.startswith("VENDED") for key in found["keys"]) > 2, "they are renewed"
 
 
+@pytest.mark.obeys("LAK454")
 def test_delta_tables_have_names_in_a_hive_metastore() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.hive_silver"], cwd=ROOT, capture_output=True, text=True, check=False
