@@ -144,12 +144,18 @@ class Files:
 
     def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
         """The requested columns of the given files, with their rows in order."""
+        empty = pa.schema([SCHEMA.field(name) for name in columns]).empty_table()
+        return pa.concat_tables([empty, *self.scan(paths, columns, wanted)])
+
+    def scan(
+        self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
+    ) -> Iterator[pa.Table]:
+        """The same rows in parts, with several files read at once."""
         schema = pa.schema([SCHEMA.field(name) for name in columns])
-        if not paths:
-            return schema.empty_table()
-        with reading(paths[0]), _raise_bronze_damaged(paths):
-            dataset = ds.dataset(list(paths), schema=SCHEMA, format="parquet", filesystem=self.filesystem)
-            return dataset.to_table(columns=list(columns), filter=wanted).cast(schema)
+        if paths:
+            with reading(paths[0]), _raise_bronze_damaged(paths):
+                dataset = ds.dataset(list(paths), schema=SCHEMA, format="parquet", filesystem=self.filesystem)
+                yield from _parts(dataset.scanner(columns=list(columns), filter=wanted), schema)
 
     def memory_bytes(self, path: str) -> int:
         """Approximate bytes of a file's rows in memory, from its footer."""

@@ -59,12 +59,13 @@ class OverlaidFiles(Files):
         names = None if relations is None else list(relations)
         return [*super().select(relations=names, **bounds), *self.overlay.select(relations=names, **bounds)]
 
-    def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
-        """The requested columns of the given files, with their rows in order."""
+    def scan(
+        self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
+    ) -> Iterator[pa.Table]:
+        """The requested columns of the given files in parts, with their rows in order."""
         own_paths, overlay_paths = self.split_paths(paths)
-        return pa.concat_tables(
-            [super().read(own_paths, columns, wanted), self.overlay.read(overlay_paths, columns, wanted)]
-        )
+        yield from super().scan(own_paths, columns, wanted)
+        yield from self.overlay.scan(overlay_paths, columns, wanted)
 
     def filesystem_of(self, path: str) -> pafs.FileSystem:
         """The file system that has one of the files."""

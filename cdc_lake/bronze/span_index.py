@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
@@ -91,6 +91,7 @@ class SpanSummary:
 
 
 _ORDER = [("position", "ascending"), ("ordinal", "ascending")]
+_PLACE = attrgetter("position", "ordinal")
 _SUMMARY_COLUMNS = ["position", "ordinal", "op", "layout", "unchanged", "old_kind"]
 
 
@@ -121,21 +122,34 @@ def outline(
     wanted &= (pc.field("epoch") == span.epoch) & (pc.field("relation") == str(table))
     wanted &= (position <= span.upto) & (position > (span.upto - 1 if snapshot else span.after))
     paths = span_files(files, table, span, snapshot=snapshot)
-    rows = files.read(paths, _SUMMARY_COLUMNS, wanted)
-    runs = _runs(rows.take(pc.sort_indices(rows, _ORDER)))
+    parts: list[SpanSummary] = []
+    has_truncates = False
+    for group in grouped(files.scan(paths, _SUMMARY_COLUMNS, wanted), lambda part: part.nbytes, _READ_AT_ONCE_BYTES):
+        rows = pa.concat_tables(group)
+        has_truncates = has_truncates or pc.any(pc.equal(rows["op"], TRUNCATE)).as_py()
+        parts.append(_summarize(rows))
+    runs = tuple(run for part in parts for run in part.runs)
+    if len({run.layout for run in runs}) == 1:
+        runs = (min(runs, key=_PLACE),)
+    elif runs and len(parts) > 1:  # whose rows may alternate
+        runs = _runs(files.read(paths, ["layout", "position", "ordinal"], wanted).sort_by(_ORDER))
     older: tuple[int, ...] = ()
     if released is not None:
-        rows = pa.concat_tables([rows, released.select(_SUMMARY_COLUMNS).cast(rows.schema)])
+        parts.append(_summarize(released.select(_SUMMARY_COLUMNS)))
         older = tuple(sorted(set(released["layout"].to_pylist())))
         first = released.slice(0, 1).to_pylist()[0]
-        runs = runs or (
-            RelationVersionRun(older[-1] if follows is None else follows, first["position"], first["ordinal"]),
-        )
-    rows = rows.take(pc.sort_indices(rows, _ORDER))
+        layout = older[-1] if follows is None else follows
+        runs = runs or (RelationVersionRun(layout, first["position"], first["ordinal"]),)
     truncated: tuple[Truncated, ...] = ()
-    if pc.any(pc.equal(rows["op"], TRUNCATE)).as_py():
+    if has_truncates:
         truncate_rows = files.read(paths, [f.name for f in fields(Truncated)], wanted & (pc.field("op") == TRUNCATE))
         truncated = tuple(Truncated(**row) for row in truncate_rows.sort_by(_ORDER).to_pylist())
+    return replace(_combine(parts), runs=runs, truncated=truncated, rereads=tuple(rereads), older=older)
+
+
+def _summarize(rows: pa.Table) -> SpanSummary:
+    """The summary of changes in any order, without truncates."""
+    rows = rows.take(pc.sort_indices(rows, _ORDER))
     updates = rows.filter(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"])))
     nameless = rows.filter(pc.and_(pc.equal(rows["op"], DELETE), pc.is_null(rows["old_kind"])))
     named = pc.and_(pc.equal(rows["old_kind"], "key"), pc.not_equal(rows["op"], SNAPSHOT))
@@ -143,18 +157,37 @@ def outline(
     old = rows.filter(pc.and_(pc.is_in(rows["op"], pa.array([UPDATE, DELETE])), pc.invert(has_full_old)))
     return SpanSummary(
         rows=rows.num_rows,
-        runs=runs,
-        truncated=truncated,
+        runs=_runs(rows),
+        truncated=(),
         unchanged=_unchanged_columns(rows),
         olds=updates.num_rows,
         nameless=nameless["position"][0].as_py() if nameless.num_rows else None,
         inserts=pc.sum(pc.equal(rows["op"], INSERT)).as_py() or 0,
         by_key=frozenset(rows.filter(pc.fill_null(named, False))["layout"].to_pylist()),
         bare=old["position"][0].as_py() if old.num_rows else None,
-        rereads=tuple(rereads),
         whole_deletes=pc.sum(pc.and_(has_full_old, pc.equal(rows["op"], DELETE))).as_py() or 0,
-        older=older,
         by_whole=frozenset(rows.filter(has_full_old)["layout"].to_pylist()),
+    )
+
+
+def _combine(parts: Sequence[SpanSummary]) -> SpanSummary:
+    """The summary of all parts, without what depends on the order of their rows."""
+    unchanged: dict[int, frozenset[int]] = {}
+    for part in parts:
+        for layout, columns in part.unchanged.items():
+            unchanged[layout] = unchanged.get(layout, frozenset()) | columns
+    return SpanSummary(
+        rows=sum(part.rows for part in parts),
+        runs=(),
+        truncated=(),
+        unchanged=unchanged,
+        olds=sum(part.olds for part in parts),
+        nameless=min((part.nameless for part in parts if part.nameless is not None), default=None),
+        inserts=sum(part.inserts for part in parts),
+        by_key=frozenset().union(*(part.by_key for part in parts)),
+        bare=min((part.bare for part in parts if part.bare is not None), default=None),
+        whole_deletes=sum(part.whole_deletes for part in parts),
+        by_whole=frozenset().union(*(part.by_whole for part in parts)),
     )
 
 
