@@ -45,7 +45,7 @@ test-store: $(VENV)/spark.jsa ## a lake in an S3 store: contract, leases, faults
 test-cluster: $(VENV)/spark.jsa ## a Spark cluster whose executors do not see the driver's disk; executors and drivers are killed
 	@$(PYTEST) tests/spark/test_spark_cluster.py
 
-test-rest: $(VENV)/.dev ## silver in REST catalogs of other makes and in Glue (Java and Maven)
+test-rest: $(VENV)/.dev ## silver in REST catalogs of other makes and in Glue; that Nessie is refused (Java 17 and 21, Maven)
 	@$(COMPILE) $(BIN)/pytest -n0 -m slow tests/spark/test_foreign_catalogs.py -k "not hive"
 
 test-hive: $(VENV)/.dev ## silver in a Hive metastore (Java)

@@ -377,12 +377,12 @@ class CatalogKeepsNoVersions(LakeError):
 
 
 class CatalogWithoutFence(LakeError):
-    """The Iceberg catalog keeps no branches and registers no tables: no commit can be published on a condition."""
+    """The Iceberg catalog registers no tables, which rebuilds need, and all commits if it keeps no branches either."""
 
     code = "LAK439"
     hint = (
-        "use a catalog that keeps branches or supports `registerTable`; or set `format: delta` for silver, which needs "
-        "no catalog"
+        "use a catalog that supports `registerTable`, or update this one; or set `format: delta` for silver, which "
+        "needs no catalog"
     )
 
 

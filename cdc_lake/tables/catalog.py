@@ -157,6 +157,13 @@ def unreachable() -> tuple[type[Exception], ...]:
     return tuple(kinds)
 
 
+def unsupported() -> tuple[type[Exception], ...]:
+    """The exceptions of pyiceberg if a catalog cannot do what it was asked for, or refuses it."""
+    from pyiceberg.exceptions import BadRequestError, ForbiddenError, ValidationException  # noqa: PLC0415 - an extra
+
+    return (BadRequestError, ForbiddenError, NotImplementedError, ValidationException)
+
+
 def _settle_sqlite(catalog: Any, *, durable: bool) -> None:
     """Configures each connection to a SQLite catalog: busy timeout and durability.
 

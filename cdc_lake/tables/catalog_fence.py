@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -28,7 +27,7 @@ from cdc_lake.errors import (
     CatalogWithoutFence,
     LakeError,
 )
-from cdc_lake.tables.catalog import CatalogAddress, catalog_address, open_catalog, reaching, unreachable
+from cdc_lake.tables.catalog import CatalogAddress, catalog_address, open_catalog, reaching, unreachable, unsupported
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -80,24 +79,37 @@ def choose_fence(abilities: CatalogAbilities, catalog: str) -> Fence | LakeError
 
 def silver_fence(project: Project) -> Fence:
     """The fence of the pipeline's Iceberg tables. Raises CatalogUnreachable, or the reason why there is none."""
+    abilities = catalog_abilities(project)
+    fence = Fence.BRANCH if abilities is None else choose_fence(abilities, project.pipeline.lake.iceberg.catalog)
+    if isinstance(fence, LakeError):
+        raise fence
+    return fence
+
+
+def catalog_abilities(project: Project) -> CatalogAbilities | None:
+    """What the pipeline's catalog can do, None for one that is not probed. Raises CatalogUnreachable."""
     address = catalog_address(project)
     if address.kind == "sql":
-        return Fence.BRANCH
+        return None
     with _PROBING:
-        return _probed_fence(address, project.pipeline.silver.defaults.namespace)
+        return _probed(address, project.pipeline.silver.defaults.namespace)
 
 
 _PROBING = threading.Lock()
 """The tables of a pipeline are opened at once, and one probe is enough."""
 
 
-@lru_cache(maxsize=8)
-def _probed_fence(address: CatalogAddress, namespace: str) -> Fence:
-    with reaching(address):
-        fence = choose_fence(probe(open_catalog(address), namespace), address.name)
-    if isinstance(fence, LakeError):
-        raise fence
-    return fence
+_found: dict[tuple[CatalogAddress, str], CatalogAbilities] = {}
+"""Of the catalogs that can be used: others are probed again."""
+
+
+def _probed(address: CatalogAddress, namespace: str) -> CatalogAbilities:
+    if (found := _found.get((address, namespace))) is None:
+        with reaching(address):
+            found = probe(open_catalog(address), namespace)
+        if isinstance(choose_fence(found, address.name), Fence):
+            _found[address, namespace] = found
+    return found
 
 
 _BRANCH = "cdc_lake_probe"
@@ -106,12 +118,12 @@ _TAG = "cdc_lake_probe_tag"
 
 def probe(catalog: Catalog, namespace: str) -> CatalogAbilities:
     """Find out what a catalog can do, on a scratch table in a namespace, which is created if missing."""
-    from pyiceberg.exceptions import BadRequestError, ForbiddenError  # noqa: PLC0415 - an extra
     from requests import RequestException  # noqa: PLC0415 - comes with pyiceberg
 
     entry = (namespace, f"cdc_lake_probe_{uuid4().hex[:12]}")
     rows = pa.table({"n": pa.array([1], pa.int64())})
     properties = {"format-version": "2", "commit.retry.num-retries": "0"}
+    refusals: tuple[type[Exception], ...] = (OSError, *unsupported())
     with _removed_at_end(catalog, entry):
         try:
             catalog.create_namespace_if_not_exists(namespace)
@@ -119,7 +131,7 @@ def probe(catalog: Catalog, namespace: str) -> CatalogAbilities:
             table.append(rows)
         except RequestException:  # an OSError too, but no answer
             raise
-        except (BadRequestError, ForbiddenError, NotImplementedError, OSError) as cause:
+        except refusals as cause:
             return CatalogAbilities(refusal=f"it refuses a table with a row ({type(cause).__name__})")
         return _abilities(catalog, table, rows)
 
@@ -158,11 +170,9 @@ def _abilities(catalog: Catalog, table: Table, rows: pa.Table) -> CatalogAbiliti
 
 def _accepts(request: Callable[[], object]) -> bool:
     """Whether the catalog takes a request; False only if it says that it cannot."""
-    from pyiceberg.exceptions import BadRequestError, ForbiddenError, ValidationException  # noqa: PLC0415 - an extra
-
     try:
         request()
-    except (BadRequestError, ForbiddenError, NotImplementedError, ValidationException):
+    except unsupported():
         return False
     return True
 

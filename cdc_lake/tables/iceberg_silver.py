@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Self, assert_never
 from uuid import uuid4
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import ConcurrentModification, SilverMissing
+from cdc_lake.errors import CatalogWithoutFence, ConcurrentModification, SilverMissing
 from cdc_lake.observability.failpoints import BRANCH_WRITTEN, LAYOUT_BEGUN, LAYOUT_FILLED, failpoint
 from cdc_lake.tables import schema_evolution, silver_table
-from cdc_lake.tables.catalog import catalog_address, check_catalog, open_catalog, reaching
+from cdc_lake.tables.catalog import catalog_address, check_catalog, open_catalog, reaching, unsupported
 from cdc_lake.tables.catalog_fence import Fence, silver_fence
 from cdc_lake.tables.iceberg_table_log import IcebergTableLog, iceberg_table
 from cdc_lake.tables.object_store import LEASE
@@ -74,7 +74,11 @@ class StagedTable:
             except NoSuchTableError as cause:
                 raise SilverMissing(self._target.label) from cause
             self._drop_abandoned()
-            self._catalog.register_table(self._entry, self._base.metadata_location)
+            try:
+                self._catalog.register_table(self._entry, self._base.metadata_location)
+            except unsupported() as cause:
+                message = f"the Iceberg catalog `{self._address.name}` does not support `registerTable`"
+                raise CatalogWithoutFence(message, where=self._target.label) from cause
         return self
 
     def __exit__(self, *_: object) -> None:

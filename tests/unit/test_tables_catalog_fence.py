@@ -6,12 +6,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from cdc_lake.config.project import Project
+from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CatalogKeepsNoVersions, CatalogNotConditional, CatalogReadOnly, CatalogWithoutFence
+from cdc_lake.model.relation import TableName
+from cdc_lake.ops.check.runner import catalog_limits
 from cdc_lake.tables.catalog import catalog_address, open_catalog
 from cdc_lake.tables.catalog_fence import CatalogAbilities, Fence, choose_fence, probe, silver_fence
+from cdc_lake.tables.iceberg_silver import StagedTable
 from cdc_lake_testing.object_store import LocalStore
 from cdc_lake_testing.rest_catalog import NESSIE, Limit, RestCatalogServer
 from tests.pipeline_file import make_project
@@ -59,6 +63,29 @@ def test_a_catalog_of_sql_tables_is_not_asked(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     assert silver_fence(project) is Fence.BRANCH
     assert not (tmp_path / "lake").exists()
+
+
+def test_check_says_what_a_catalog_with_a_fence_cannot_do(tmp_path: Path) -> None:
+    with RestCatalogServer(tmp_path / "a") as full, RestCatalogServer(tmp_path / "b", limits={Limit.REFS}) as limited:
+        assert list(catalog_limits(on(full, tmp_path))) == []
+        (line,) = catalog_limits(on(limited, tmp_path))
+        assert (line.ok, line.subject) == (None, "fence")
+        assert "keeps no tags" in line.text
+    with RestCatalogServer(tmp_path / "c", limits={Limit.REGISTER}) as limited:
+        (line,) = catalog_limits(on(limited, tmp_path))
+        assert "can be neither rebuilt" in line.text
+
+
+def test_a_table_is_not_staged_in_a_catalog_that_registers_none(tmp_path: Path) -> None:
+    with RestCatalogServer(tmp_path / "a", limits={Limit.REGISTER}) as limited:
+        project = on(limited, tmp_path)
+        catalog = open_catalog(catalog_address(project))
+        catalog.create_namespace("silver")
+        catalog.create_table("silver.t", pa.schema([("id", pa.int64())]))
+        target = Target(TableName("public", "t"), "silver", "t", "iceberg", None, ())
+        with pytest.raises(CatalogWithoutFence, match="registerTable"), StagedTable(project, target):
+            pass
+        assert catalog.list_tables("silver") == [("silver", "t")]
 
 
 def test_what_is_missing_most_is_named_first() -> None:

@@ -53,7 +53,7 @@ from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.transforms import silver_shape
 from cdc_lake.source.postgres.plugins import PGOUTPUT
 from cdc_lake.source.sql_text import quote_table
-from cdc_lake.tables.catalog_fence import silver_fence
+from cdc_lake.tables.catalog_fence import catalog_abilities, silver_fence
 from cdc_lake.tables.spark_session import JAVA_MAJORS, SPARK_VERSION, java_found, java_version, packages_of
 from cdc_lake.tables.types import silver_names
 
@@ -385,6 +385,7 @@ def _fences(project: Project) -> Iterator[CheckLine]:
         if tables := ", ".join(sorted(target.label for target in targets if target.format == kind)):
             try:
                 yield CheckLine(ok=True, subject="fence", text=f"{_fence(project, kind)}: {tables}")
+                yield from catalog_limits(project) if kind == "iceberg" else ()
             except CdcLakeError as refusal:
                 yield replace(failure_line("fence", refusal), text=f"{refusal.message}: {tables}")
 
@@ -395,6 +396,17 @@ def _fence(project: Project, kind: str) -> str:
     if project.lake_address is not None:
         return "conditional put (Delta, log in the object store)"
     return "link without replacing (Delta, log in a local folder)"
+
+
+def catalog_limits(project: Project) -> Iterator[CheckLine]:
+    """What an Iceberg catalog that has a fence cannot do."""
+    abilities = catalog_abilities(project)
+    if abilities is not None and not abilities.tags:
+        text = "the catalog keeps no tags: if another program expires snapshots, it may remove versions of pinned cuts"
+        yield CheckLine(ok=None, subject="fence", text=text, fix="let only `cdc-lake maintain` expire snapshots")
+    if abilities is not None and not abilities.registers:
+        text = "the catalog does not support `registerTable`: tables can be neither rebuilt nor replaced by a new copy"
+        yield CheckLine(ok=None, subject="fence", text=text, fix="use a catalog that supports it", code="LAK439")
 
 
 def _redaction(project: Project) -> Iterator[CheckLine]:
