@@ -23,14 +23,19 @@ _PATIENCE: Final = 60.0  # seconds for a process to say that it is there
 
 
 class SparkCluster:
-    """A master and its workers, one core each. `hidden`: folders that are empty for the workers; `logs`: of them."""
+    """A master and its workers, one core each. `hidden`: folders that are empty for the workers; `logs`: of them;
+    `pinned`: whether each worker has a core of the machine for itself.
+    """
 
-    def __init__(self, logs: Path, hidden: Sequence[Path], workers: int = 2, memory: str = "1g") -> None:
+    def __init__(
+        self, logs: Path, hidden: Sequence[Path], workers: int = 2, memory: str = "1g", *, pinned: bool = False
+    ) -> None:
         self._logs = logs
         self._hidden = hidden
         self._processes: list[subprocess.Popen[bytes]] = []
         self._count = workers
         self._memory = memory
+        self._pinned = pinned
         self.master = ""
         """The address of the master."""
 
@@ -44,7 +49,8 @@ class SparkCluster:
             for number in range(self._count):
                 options = ["--host", "127.0.0.1", "--webui-port", "0", "-c", "1", "-m", self._memory]
                 work = ["-d", str(self._hidden[0] / "spark-work")]
-                log = self._start(f"worker{number}", [f"{_DEPLOY}.worker.Worker", *options, *work, self.master], hiding)
+                first = [*hiding, *[f"taskset --cpu-list --pid {number} $$"] * self._pinned]
+                log = self._start(f"worker{number}", [f"{_DEPLOY}.worker.Worker", *options, *work, self.master], first)
                 _said(log, r"Successfully registered with master")
         except BaseException:
             self.__exit__()
