@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
+from cdc_lake import errors
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
@@ -54,17 +55,6 @@ from cdc_lake.control import streams
 from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.snapshots import STARTED, CopiedTable, copy_name, courses, finished_tables, snapshot_id
 from cdc_lake.control.streams import PendingSlot
-from cdc_lake.errors import (
-    NoFreeSlot,
-    NoReplicaIdentity,
-    NoTableMatches,
-    PublicationUnfit,
-    ServerUnreachable,
-    SlotForeign,
-    SlotMissing,
-    SourceError,
-    TableLocked,
-)
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
@@ -161,7 +151,7 @@ def table_changes(project: Project, session: Session, state: StreamCheckpoint, c
     existing = decoding.in_database(project, session)
     try:
         chosen = decoding.chosen_tables(project, session)
-    except NoTableMatches:  # a table was dropped at the source: its rows are in bronze
+    except errors.NoTableMatches:  # a table was dropped at the source: its rows are in bronze
         followed = {name for name, course in table_courses.items() if not course.waits}
         other = frozenset(table for table in other if str(table) in followed)
         gone = table_sync.changes_of((), (), existing, table_courses, (), published=False, read=members)
@@ -255,7 +245,7 @@ def check_maker(project: Project, session: Session) -> None:
     maker_slot = slot.find_slot(session, maker.slot)
     if maker_slot is None or maker_slot.database != project.postgres.database:
         return
-    raise PublicationUnfit(
+    raise errors.PublicationUnfit(
         f"publication `{name}` belongs to pipeline `{maker.pipeline}` with slot `{maker.slot}`, but this is pipeline "
         f"`{project.name}` with slot `{project.slot}`",
         hint="set `source.publication` to a new name, and the publication will be created; if you name this "
@@ -266,7 +256,7 @@ def check_maker(project: Project, session: Session) -> None:
 def _has_identity(session: Session, table: TableName, report: ProgressReporter) -> bool:
     try:
         check_identities(session, [table])
-    except NoReplicaIdentity as bare:
+    except errors.NoReplicaIdentity as bare:
         report(_connect_event(f"table {table} is not captured: {bare.message}"))
         return False
     return True
@@ -279,9 +269,9 @@ def _alter_publication(
     name, filters = project.publication, decoding.declared_filters(project)
     try:
         publication.alter_publication(session, name, verb, table, filters=filters)
-    except TableLocked:
+    except errors.TableLocked:
         raise  # not a refusal
-    except SourceError as refused:
+    except errors.SourceError as refused:
         text = f"{refused.message}; its owner can run: {publication.altering(name, verb, table, filters=filters)}"
         report(ProgressEvent("warning", text, facts={"code": refused.code}))
         return False
@@ -370,8 +360,8 @@ def _keep(session: Session, exported_slot: slot.ExportedSlot, name: str) -> None
     try:
         with _slots_counted(session):
             slot.keep_slot(session, exported_slot, name)
-    except SlotMissing as gone:
-        raise ServerUnreachable("the connection that held the slot was lost") from gone
+    except errors.SlotMissing as gone:
+        raise errors.ServerUnreachable("the connection that held the slot was lost") from gone
     failpoint(SLOT_KEPT)
 
 
@@ -380,14 +370,14 @@ def _slots_counted(session: Session) -> Iterator[None]:
     """Add the number of slots to NoFreeSlot: a start needs a temporary one besides the permanent one."""
     try:
         yield
-    except NoFreeSlot as none:
+    except errors.NoFreeSlot as none:
         used, most = slot.slots_in_use(session)
         words = f"{used} of {most} replication slots are in use, and a start needs two temporarily"
         hint = (
             f"raise max_replication_slots to {used + 2} or more and restart the server; `cdc-lake slot list` lists "
             "the slots"
         )
-        raise NoFreeSlot(words, hint=hint) from none
+        raise errors.NoFreeSlot(words, hint=hint) from none
 
 
 def ensure_publication(project: Project, session: Session, report: ProgressReporter) -> None:
@@ -427,9 +417,9 @@ def _resumable_copy(
         slot.drop_slot(session, project.slot)
     elif existing_slot is not None:
         if (before.system, before.database, before.slot) != (facts.system, facts.database, project.slot):
-            raise SlotForeign(f"slot `{project.slot}` exists, but bronze was fed from another source")
+            raise errors.SlotForeign(f"slot `{project.slot}` exists, but bronze was fed from another source")
         if existing_slot.confirmed != Lsn(state.confirm) or existing_slot.plugin != project.postgres.slot.plugin:
-            raise SlotForeign(
+            raise errors.SlotForeign(
                 f"slot `{project.slot}` is not the one created for {state.stream}: it was read by another "
                 "program or recreated"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from cdc_lake import errors
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.fields import pad_release, parse_release, show_release
 from cdc_lake.config.gaussdb_options import Mode, as_number
@@ -21,16 +22,6 @@ from cdc_lake.connectors.gaussdb.csn_order import order_of, refuse_csn
 from cdc_lake.connectors.gaussdb.introspection import identify_server, order_in_words
 from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.streams import check_unfinished, is_complete, starts_over
-from cdc_lake.errors import (
-    CdcLakeError,
-    NoPrimary,
-    NoReplicaIdentity,
-    OptionRefused,
-    ReplicationPortNeeded,
-    RoleLacksReplication,
-    ServerUnreachable,
-    SlotActive,
-)
 from cdc_lake.model.diagnostic import size
 from cdc_lake.model.position import format_position
 from cdc_lake.model.relation import TableName
@@ -82,7 +73,7 @@ def slot_line(project: Project, session: WireSession) -> CheckLine:
     """Whether the next run can resume from the slot, or create it: free, active, foreign, ahead, of another order."""
     try:
         slot = find_slot(session, project.slot)
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         return failure_line("slot", error)
     state, control = bronze_reader(project).state(), control_tables(project)  # after the slot: receivers land first
     try:
@@ -95,7 +86,7 @@ def slot_line(project: Project, session: WireSession) -> CheckLine:
         again = starts_over(state, control)
         if state is not None and not again:
             check_unfinished(state)
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         return failure_line("slot", error)
     if slot is None:
         when = "next run, with a new stream" if again else "first run"
@@ -112,7 +103,7 @@ def _resume_line(project: Project, facts: server.GaussDbServerFacts, slot: Gauss
     if slot.active:
         fix = "a second run would wait for it: stop the other receiver first"
         text = f"{project.slot} is read by a receiver{wal}"
-        return CheckLine(ok=None, subject="slot", text=text, fix=fix, code=SlotActive.code)
+        return CheckLine(ok=None, subject="slot", text=text, fix=fix, code=errors.SlotActive.code)
     position_text = "" if slot.confirmed is None else f", confirmed up to {format_position(slot.confirmed, slot.order)}"
     text = f"{project.slot} is free, in {slot.order.name} order{position_text}{wal}"
     return CheckLine(ok=True, subject="slot", text=text)
@@ -122,7 +113,7 @@ def tables(project: Project, session: WireSession, rights: decoding.GaussDbRole)
     """The selected tables, the role's read privileges, and replica identities."""
     try:
         names = decoding.captured_tables(project, session)
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         yield failure_line("tables", error)
         return
     facts = decoding.tables(session, names)
@@ -136,7 +127,7 @@ def tables(project: Project, session: WireSession, rights: decoding.GaussDbRole)
         who = "" if name in owned else "its owner runs: "
         fix = f"add a primary key, or {who}{_full(name)}"
         text = f"{name} has no primary key and no replica identity"
-        yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=NoReplicaIdentity.code)
+        yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=errors.NoReplicaIdentity.code)
     yield CheckLine(ok=True, subject="tables", text=f"{len(names)}: {list_names(names)}; {count_rows(facts)}")
 
 
@@ -167,7 +158,7 @@ def _bare(project: Project, session: WireSession, names: Sequence[TableName]) ->
     for name, facts in decoding.catalog(project, session, names).items():
         try:
             check_identities({name: facts}, session.place)
-        except NoReplicaIdentity:
+        except errors.NoReplicaIdentity:
             yield name
 
 
@@ -228,12 +219,12 @@ def _server(project: Project, session: WireSession, server_limits: decoding.Gaus
     facts = server_limits.settings
     try:
         decoding.codec_of(project, facts.encoding)
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         yield failure_line("encoding", error)
     yield from unchecked_text(project, facts.encoding)
     if facts.in_recovery:
         fix = "set `source.host` to the primary, or name several `source.hosts`"
-        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
+        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=errors.NoPrimary.code)
     logical = facts.wal_level == "logical"
     fix = "" if logical else _WAL_LEVEL
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level or "not shown", fix=fix, code="SRC208")
@@ -250,7 +241,7 @@ def _server(project: Project, session: WireSession, server_limits: decoding.Gaus
         yield room("WAL senders", server_limits.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
 
 
-def _connection_error(project: Project, port: int | None = None) -> CdcLakeError | None:
+def _connection_error(project: Project, port: int | None = None) -> errors.CdcLakeError | None:
     """Why no replication connection can be opened, at `port` instead of the configured one; None if one is accepted or
     none is needed.
     """
@@ -259,7 +250,7 @@ def _connection_error(project: Project, port: int | None = None) -> CdcLakeError
     target = server.target_of(project.family, project.root)
     try:
         connect(target if port is None else replace(target, replication_port=port), replication=True).close()
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         return error
     return None
 
@@ -281,7 +272,7 @@ def memory_lines(source: FamilySource, memory: int | None) -> Iterator[CheckLine
             most = memory // part // unit
             text = f"{name} = {value} is more than 1/{part} of the server's max_process_memory, which is {most}"
             fix = f"source.decoding: {{{name}: {most}}}"
-            yield CheckLine(ok=False, subject="decoding", text=text, fix=fix, code=OptionRefused.code)
+            yield CheckLine(ok=False, subject="decoding", text=text, fix=fix, code=errors.OptionRefused.code)
 
 
 def _role(rights: decoding.GaussDbRole, *, accepted: bool) -> CheckLine:
@@ -289,12 +280,12 @@ def _role(rights: decoding.GaussDbRole, *, accepted: bool) -> CheckLine:
     if rights.right is None and not accepted:
         fix = f"ALTER ROLE {identifier(rights.name)} REPLICATION;"
         text = f"{rights.name} has no privilege to replicate that pg_roles shows"
-        return CheckLine(ok=False, subject="role", text=text, fix=fix, code=RoleLacksReplication.code)
+        return CheckLine(ok=False, subject="role", text=text, fix=fix, code=errors.RoleLacksReplication.code)
     by = rights.right or "by a privilege that pg_roles does not show"
     return CheckLine(ok=True, subject="role", text=f"{rights.name} may replicate, {by}")
 
 
-def _ports(project: Project, facts: server.GaussDbSettings, refused: CdcLakeError | None) -> Iterator[CheckLine]:
+def _ports(project: Project, facts: server.GaussDbSettings, refused: errors.CdcLakeError | None) -> Iterator[CheckLine]:
     """The replication port and, if it refuses, other possible ones."""
     if decoding.reads_by_sql(project):
         return
@@ -306,7 +297,7 @@ def _ports(project: Project, facts: server.GaussDbSettings, refused: CdcLakeErro
         yield CheckLine(ok=True, subject="replication", text=text)
         return
     yield failure_line("replication", refused)
-    if not isinstance(refused, ServerUnreachable | ReplicationPortNeeded):
+    if not isinstance(refused, errors.ServerUnreachable | errors.ReplicationPortNeeded):
         return
     first = source.addresses[0]
     others = (port for port in (first.port + 1, first.port) if port != first.replication_port)
@@ -348,7 +339,7 @@ def _printing(project: Project) -> Iterator[CheckLine]:
     with connect(replace(server.target_of(project.family, project.root), settings={})) as bare:
         try:
             check_printing(bare)
-        except CdcLakeError as error:
+        except errors.CdcLakeError as error:
             yield failure_line("printing", error)
         if (hint := interval_hint(bare)) is not None:
             yield CheckLine(ok=None, subject="printing", text=hint[0], fix=f"{hint[1]};")
@@ -366,7 +357,7 @@ def _order(project: Project, session: WireSession) -> CheckLine:
         return CheckLine(ok=True, subject="order", text=order_in_words(order))
     try:
         refuse_csn(project)
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         return failure_line("order", error)
     text = f"the server reports no CSN with a snapshot: {order_in_words(order)}"
     fix = "a transaction near the initial copy may be missing or received twice: `cdc-lake compare` after the first run"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from cdc_lake import errors
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.fields import parse_release
 from cdc_lake.config.project import Project
@@ -27,16 +28,6 @@ from cdc_lake.connectors.postgres.snapshot import alterable, check_filters, chec
 from cdc_lake.connectors.table_sync import TableChanges
 from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.streams import is_complete, starts_over
-from cdc_lake.errors import (
-    CdcLakeError,
-    NoPrimary,
-    NoReplicaIdentity,
-    NoTableMatches,
-    RowsHidden,
-    ServerSettings,
-    SourceError,
-    SourcePermission,
-)
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.relation import TableName
 from cdc_lake.ops.findings import (
@@ -67,7 +58,7 @@ def failover_lines(project: Project, session: Session, limits: server_checks.Ser
     if wanted:
         try:
             server.check_failover(limits, place, two_phase=project.postgres.decoding.two_phase)
-        except ServerSettings as error:
+        except errors.ServerSettings as error:
             yield failure_line("failover", error)
             return
     if limits.product.major >= server.FAILOVER_SLOTS and (standbys := _standbys(session)):
@@ -83,7 +74,7 @@ def _history(project: Project) -> Iterator[CheckLine]:
             timeline, _ = server_checks.check_same(
                 project, replication, server.identify(replication, project.postgres), state, control
             )
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         yield failure_line("history", error)
     else:
         text = f"everything that bronze contains is in the server's WAL (timeline {timeline.number})"
@@ -126,7 +117,7 @@ def slot_line(  # noqa: PLR0911  # one return a state
     state, control = bronze_reader(project).state(), control_tables(project)
     try:
         check_own_bronze(project, state, control)
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         return failure_line("slot", error)
     again = starts_over(state, control)
     if slot_facts is None and again:
@@ -141,7 +132,7 @@ def slot_line(  # noqa: PLR0911  # one return a state
     assert state is not None
     try:
         facts = server_checks.check_own_slot(project, slot_facts, project.postgres.database, state.confirm)
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         return failure_line("slot", error)
     if facts.active_pid is not None:
         text = f"{project.slot} is read by server process {facts.active_pid}"
@@ -173,7 +164,7 @@ def row_filter_lines(project: Project, session: Session) -> Iterator[CheckLine]:
         return
     try:
         check_filters(project, session, bronze_reader(project).state(), control_tables(project))
-    except SourceError as error:
+    except errors.SourceError as error:
         yield failure_line("row filters", error)
         return
     text = f"only rows that satisfy a condition are captured of {list_names(sorted(declared_filters(project)))}"
@@ -207,9 +198,9 @@ def _options(project: Project, session: Session, product: server.Product) -> Ite
     try:
         stream_options(project, product)
         check_binary(project, session)
-    except NoTableMatches:
+    except errors.NoTableMatches:
         return  # reported before
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         yield failure_line("decoding", error)
         return
     if project.postgres.slot.plugin == PGOUTPUT and project.postgres.decoding.messages:
@@ -237,7 +228,7 @@ def _server(project: Project, session: Session, facts: server_checks.ServerLimit
         yield CheckLine(ok=False, subject="version", text=f"older than {oldest}", fix=fix, code="SRC208")
     if facts.in_recovery:
         fix = "set `source.host` to the primary, or name several `source.hosts`"
-        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
+        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=errors.NoPrimary.code)
     logical = server.decodes(facts)
     fix = "ALTER SYSTEM SET wal_level = logical;  then restart the server"
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level, fix="" if logical else fix, code="SRC208")
@@ -294,7 +285,7 @@ def _role(project: Project, rights: server_checks.RoleFacts) -> Iterator[CheckLi
     if may and project.postgres.streams:
         try:
             connect(project.postgres, project.root, replication=True).close()
-        except CdcLakeError as error:
+        except errors.CdcLakeError as error:
             yield failure_line("replication", error)
         else:
             yield CheckLine(ok=True, subject="replication", text="a replication connection is accepted")
@@ -308,8 +299,8 @@ def _tables(project: Project, session: Session, rights: server_checks.RoleFacts)
             check_maker(project, session)
         exists = _has_publication(project, session)
         chosen = chosen_tables(project, session)
-    except CdcLakeError as error:
-        yield failure_line("tables" if isinstance(error, NoTableMatches) else "publication", error)
+    except errors.CdcLakeError as error:
+        yield failure_line("tables" if isinstance(error, errors.NoTableMatches) else "publication", error)
         return
     yield from row_filter_lines(project, session)
     facts = server_checks.tables(session, chosen)
@@ -317,7 +308,7 @@ def _tables(project: Project, session: Session, rights: server_checks.RoleFacts)
     for name in bare:
         fix = f"add a primary key, or: {whole_identity(name)};"
         text = f"{name} has no primary key and no replica identity"
-        yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=NoReplicaIdentity.code)
+        yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=errors.NoReplicaIdentity.code)
     changes = None if exists is False else _changes(project, session)
     if exists is not None:
         later = changes.lacking if changes is not None and alterable(project) else ()  # the next start publishes them
@@ -332,7 +323,7 @@ def _tables(project: Project, session: Session, rights: server_checks.RoleFacts)
     if hidden:
         text = f"row security hides rows of {list_names(hidden)} from the role"
         fix = f"run as a superuser: {_all_rows(rights.name)}"
-        yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=RowsHidden.code)
+        yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=errors.RowsHidden.code)
     yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {list_names(chosen)}; {count_rows(facts)}")
     if changes is not None:
         refused = publication.not_addable(session, project.publication, changes.lacking) if alterable(project) else []
@@ -340,7 +331,7 @@ def _tables(project: Project, session: Session, rights: server_checks.RoleFacts)
             text = f"{list_names(refused)} added, but this role may not publish it: it has to own table and publication"
             statement = publication.altering(project.publication, "ADD", *refused, filters=declared_filters(project))
             fix = f"run as a superuser: {statement};"
-            yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=SourcePermission.code)
+            yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=errors.SourcePermission.code)
         may = tuple(table for table in changes.lacking if table not in refused)
         yield from table_change_lines(project, replace(changes, lacking=may), publishes=alterable(project))
 
@@ -370,7 +361,7 @@ def _publication(
     if exists:
         try:
             publication.check_published(name, names, chosen, declared_filters(project))
-        except CdcLakeError as error:
+        except errors.CdcLakeError as error:
             return failure_line("publication", error)
         return CheckLine(ok=True, subject="publication", text=f"{name} publishes {pluralize(len(names), 'table')}")
     foreign = [f.table for f in facts if not f.owned]

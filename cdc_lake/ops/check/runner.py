@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from cdc_lake import errors
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.loader import validate
 from cdc_lake.config.project import Project, Target
@@ -23,31 +24,13 @@ from cdc_lake.config.rules import Expectation, rule_name
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.connectors.factory import source_view
 from cdc_lake.control.ownership import Ownership
-from cdc_lake.errors import (
-    CdcLakeError,
-    ConfigError,
-    DriverMissing,
-    JavaMissing,
-    NotForThisSource,
-    QualityEngineMissing,
-    QualityError,
-    SourceError,
-    SparkMissing,
-    TransformUnfit,
-)
 from cdc_lake.errors.base import install
 from cdc_lake.model.diagnostic import Severity
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.ops.findings import CheckLine, captured_tables, failure_line, shape_of
 from cdc_lake.ops.plan import TableLedger, lines, type_ledger
 from cdc_lake.quality.table_suite import build_expectation
-from cdc_lake.runtime.apply.schema_changes import (
-    check_layout_divisible,
-    check_possible,
-    misfits,
-    shared_names,
-    words_read,
-)
+from cdc_lake.runtime.apply import schema_changes
 from cdc_lake.runtime.receive.stream_setup import redacted_columns
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.transforms import silver_shape
@@ -79,14 +62,14 @@ def _java() -> CheckLine:
         place = f"JAVA_HOME={home}" if home else "from PATH"
         return CheckLine(ok=True, subject="java", text=f"Java {version} ({place})")
     text = f"{java_found(version)}; Spark needs {majors}"
-    return CheckLine(ok=False, subject="java", text=text, fix=JavaMissing.hint, code=JavaMissing.code)
+    return CheckLine(ok=False, subject="java", text=text, fix=errors.JavaMissing.hint, code=errors.JavaMissing.code)
 
 
 def _spark() -> CheckLine:
     version = _version("pyspark")
     if version is None:
         text = "pyspark is not installed (receiving works without it)"
-        return CheckLine(ok=False, subject="spark", text=text, fix=install("spark"), code=SparkMissing.code)
+        return CheckLine(ok=False, subject="spark", text=text, fix=install("spark"), code=errors.SparkMissing.code)
     if version != SPARK_VERSION:
         fix = f"pip install 'pyspark=={SPARK_VERSION}': Delta and Iceberg are built for one minor version"
         return CheckLine(ok=None, subject="spark", text=f"pyspark {version}, tested with {SPARK_VERSION}", fix=fix)
@@ -125,11 +108,11 @@ def _packages(project: Project, *, receives: bool) -> Iterator[CheckLine]:
         formats if receives else {*formats, silver.defaults.format, *(t.format for t in silver.tables)}
     )
     of_postgres = isinstance(project.pipeline.source, PostgresSource)
-    wanted = [("psycopg", install("receive"), DriverMissing.code, of_postgres)]
+    wanted = [("psycopg", install("receive"), errors.DriverMissing.code, of_postgres)]
     if iceberg:
         wanted.append(("pyiceberg", install("iceberg"), "", True))
     rules = not receives and any(t.rules for t in silver.tables)
-    wanted.append(("great-expectations", install("quality"), QualityEngineMissing.code, rules))
+    wanted.append(("great-expectations", install("quality"), errors.QualityEngineMissing.code, rules))
     for name, fix, code, needed in wanted:
         version = _version(name)
         if version is not None:
@@ -197,8 +180,8 @@ def names(project: Project) -> Iterator[CheckLine]:
     """Source tables that would share a silver table."""
     try:
         with source_view(project) as source:
-            shared = shared_names(project, source.tables())
-    except SourceError:
+            shared = schema_changes.shared_names(project, source.tables())
+    except errors.SourceError:
         return  # reported elsewhere
     yield from (failure_line("names", error) for error in {error.message: error for error in shared.values()}.values())
 
@@ -213,14 +196,14 @@ def _table(project: Project, target: Target, layout: Relation) -> Iterator[Check
     table_transforms = target.transforms
     computed = {name: "string" for name, _ in table_transforms.compute}  # types do not matter here
     try:
-        check_possible(project, target, kind_of(target, layout))
+        schema_changes.check_possible(project, target, kind_of(target, layout))
         shape = shape_of(target, layout)
         silver_shape(shape, table_transforms, computed, target.label, lambda key: project.key_location(target, key))
-        check_layout_divisible(project, target, layout)
-    except TransformUnfit as unfit:
+        schema_changes.check_layout_divisible(project, target, layout)
+    except errors.TransformUnfit as unfit:
         yield failure_line("transforms", unfit)
         return
-    except CdcLakeError:
+    except errors.CdcLakeError:
         return  # no key: reported elsewhere
     yield CheckLine(ok=True, subject="transforms", text=f"{target.label}: every named column exists")
     if target.kind == "append":
@@ -239,7 +222,7 @@ def _doubtful(target: Target, layout: Relation) -> list[str]:
     if layout.identity is ReplicaIdentity.FULL:
         return []
     table_transforms = target.transforms
-    words = words_read(target)
+    words = schema_changes.words_read(target)
     doubtful_columns = []
     for column, name in zip(layout.columns, silver_names(layout), strict=True):
         read = name.casefold() in words or column.name.casefold() in words
@@ -268,10 +251,10 @@ def expectations(project: Project, target: Target) -> Iterator[CheckLine]:
             continue
         try:
             build_expectation(rule)
-        except QualityEngineMissing as missing:
+        except errors.QualityEngineMissing as missing:
             text = f"{target.label}, rule {rule_name(rule)}: {missing.message}; reports created here cannot evaluate it"
             yield CheckLine(ok=None, subject="rules", text=text, fix=missing.remedy)
-        except QualityError as problem:
+        except errors.QualityError as problem:
             text = f"{project.place(target, f'rules[{index}].expectation')}: {problem.message}"
             yield CheckLine(ok=False, subject="rules", text=text, fix=problem.remedy, code=problem.code)
 
@@ -280,9 +263,9 @@ def of_table(project: Project, target: Target, layout: Relation) -> Iterator[Che
     """Problems of a table's rules, by its layout."""
     try:
         shape = shape_of(target, layout)
-    except CdcLakeError:
+    except errors.CdcLakeError:
         return  # no key: reported elsewhere
-    wrong = list(misfits(project, target, shape, expressions=False))
+    wrong = list(schema_changes.misfits(project, target, shape, expressions=False))
     for problem in wrong:
         text = f"{problem.where}: {problem.message}"
         yield CheckLine(ok=False, subject="rules", text=text, fix=problem.remedy, code=problem.code)
@@ -317,7 +300,7 @@ def examine(project: Project, *, receives: bool = False) -> Examination:
     check_lines += [*_owner_lines(project), *_fences(project), *names(project), *transforms(project), *rules(project)]
     try:
         types = type_ledger(project)
-    except SourceError:
+    except errors.SourceError:
         types = ()  # reported above
     return Examination((*check_lines, *lines(types)), types)
 
@@ -344,7 +327,7 @@ def _store(project: Project) -> Iterator[CheckLine]:
         bronze = bronze_reader(project)
         text = "no bronze yet: the first run creates it" if bronze.version() is None else "bronze is readable"
         yield CheckLine(ok=True, subject="store", text=f"{bronze.place}: {text}")
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         yield failure_line("store", error)
 
 
@@ -359,7 +342,7 @@ def _source(project: Project) -> Iterator[CheckLine]:
             from cdc_lake.ops.check.postgres import findings as of_postgres  # noqa: PLC0415
 
             yield from of_postgres(project)
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         yield failure_line("server", error)
 
 
@@ -369,7 +352,7 @@ def _owner_lines(project: Project) -> Iterator[CheckLine]:
         with source_view(project) as source:
             ownership, names = Ownership(project, source.origin), source.tables()
             refused = [error for name in names if (error := ownership.refusal(project.target(name))) is not None]
-    except CdcLakeError:
+    except errors.CdcLakeError:
         return  # reported above
     yield from (failure_line("silver", error) for error in refused)
 
@@ -379,14 +362,14 @@ def _fences(project: Project) -> Iterator[CheckLine]:
     try:
         with source_view(project) as source:
             targets = [project.target(name) for name in source.tables()]
-    except CdcLakeError:
+    except errors.CdcLakeError:
         return  # reported above
     for kind in ("delta", "iceberg"):
         if tables := ", ".join(sorted(target.label for target in targets if target.format == kind)):
             try:
                 yield CheckLine(ok=True, subject="fence", text=f"{_fence(project, kind)}: {tables}")
                 yield from catalog_limits(project) if kind == "iceberg" else ()
-            except CdcLakeError as refusal:
+            except errors.CdcLakeError as refusal:
                 yield replace(failure_line("fence", refusal), text=f"{refusal.message}: {tables}")
 
 
@@ -414,9 +397,9 @@ def _redaction(project: Project) -> Iterator[CheckLine]:
         return
     try:
         columns = redacted_columns(project)
-    except ConfigError as unfit:
+    except errors.ConfigError as unfit:
         yield failure_line("redaction", unfit)
-    except SourceError:
+    except errors.SourceError:
         return  # reported above
     else:
         text = f"columns that are redacted: {columns}" if columns else "no column of a captured table is redacted yet"
@@ -430,7 +413,7 @@ def ddl_sql(project: Project) -> str:
     database = project.postgres.database
     if (plugin := project.postgres.slot.plugin) != PGOUTPUT:
         words = f"altered tables are reported by logical messages, which `plugin: {plugin}` omits"
-        raise NotForThisSource(words, where=str(project.file), hint=f"with {plugin} the current catalog is read")
+        raise errors.NotForThisSource(words, where=str(project.file), hint=f"with {plugin} the current catalog is read")
     return f"-- for pipeline {project.name}, as a superuser in {database}\n{trigger_sql()}"
 
 

@@ -24,14 +24,8 @@ from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.runtime.apply import table_integrity
 from cdc_lake.runtime.apply.merge import ApplyTotals
-from cdc_lake.runtime.apply.table_integrity import (
-    InSync,
-    find_violation,
-    is_untouched,
-    missing_quarantine_rows,
-    reconcile,
-)
 from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import new_run
@@ -142,12 +136,12 @@ def _is_settled(
     if table.state != ACTIVE or table.version is None:
         return table.state in {ACTIVE, PAUSED}
     target = project.target(TableName.parse(relation))
-    if is_untouched(project, target, state, table, quarantine):
+    if table_integrity.is_untouched(project, target, state, table, quarantine):
         return True
     committed = table_log(project, target).marker(state.stream)  # maintenance may have committed; it changes no rows
-    lost = missing_quarantine_rows(quarantine, target, state.epoch, table)
-    violation = lost or find_violation(project, target, state.stream, table, committed)
-    in_sync = reconcile(table, committed, violation, table.position) == InSync()
+    lost = table_integrity.missing_quarantine_rows(quarantine, target, state.epoch, table)
+    violation = lost or table_integrity.find_violation(project, target, state.stream, table, committed)
+    in_sync = table_integrity.reconcile(table, committed, violation, table.position) == table_integrity.InSync()
     return in_sync and committed.generation == table.generation
 
 
