@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer import Argument, Option
@@ -25,6 +25,7 @@ from cdc_lake.model.diagnostic import PipelineNotChosen
 if TYPE_CHECKING:
     from cdc_lake.config.project import Project
 
+R = TypeVar("R")
 
 _OUTPUT = "Output"
 _PIPELINE = "Pipeline"
@@ -81,6 +82,10 @@ class Call:
             place = "" if warning.location is None else f" ({warning.location.file}:{warning.location.line})"
             self.view.note(f"warning: {warning.summary}{place}; {warning.hint}")
         return project
+
+    def show(self, result: R, text: Callable[[R], str]) -> None:
+        """Print a result of the command: as text, or as a JSON document."""
+        self.view.result(result, text(result))
 
 
 class Interrupted(BaseException):

@@ -33,8 +33,7 @@ def cuts_list(
     """List cuts, newest first: position, time, tables that lag behind, and how long each stays readable."""
     from cdc_lake.runtime.cut_retention import list_cuts
 
-    cuts = list_cuts(call.project(), limit, pinned=pinned)
-    call.view.result(cuts, list_text(cuts))
+    call.show(list_cuts(call.project(), limit, pinned=pinned), list_text)
 
 
 @verb(cuts_app, "show", document="cuts-show")
@@ -45,8 +44,7 @@ def cuts_show(
     from cdc_lake.model.position import as_of as parse
     from cdc_lake.runtime.cut_retention import show_cut
 
-    cut = show_cut(call.project(), parse(as_of), epoch)
-    call.view.result(cut, cut_text(cut))
+    call.show(show_cut(call.project(), parse(as_of), epoch), cut_text)
 
 
 @verb(cuts_app, "pin", document="cuts-pin")
@@ -74,7 +72,7 @@ def cuts_pin(
         pinned = unpin_cut(project, name, call.view.report)
     else:
         pinned = pin_cut(project, name, parse(at), epoch, _duration(keep), call.view.report)
-    call.view.result(pinned, pin_text(pinned))
+    call.show(pinned, pin_text)
 
 
 @verb(cuts_app, "views", document="cuts-views")
@@ -88,8 +86,7 @@ def cuts_views(
     """Create views of all tables as of a pinned cut, for every reader of the Hive metastore; or replace them."""
     from cdc_lake.runtime.cut_retention import create_views
 
-    views = create_views(call.project(), name, database)
-    call.view.result(views, views_text(views))
+    call.show(create_views(call.project(), name, database), views_text)
 
 
 def _duration(text: str | None) -> timedelta | None:

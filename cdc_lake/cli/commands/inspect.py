@@ -63,8 +63,7 @@ def inspect_span(
     from cdc_lake.ops.inspect import inspect_span as look_up
 
     bronze = _bronze(call)
-    span_view = look_up(bronze, asked_span(bronze, after, upto, epoch), limit)
-    call.view.result(span_view, span_text(span_view))
+    call.show(look_up(bronze, asked_span(bronze, after, upto, epoch), limit), span_text)
 
 
 @verb(inspect_app, "tx")
@@ -77,8 +76,7 @@ def inspect_tx(
     from cdc_lake.model.position import parse_position
     from cdc_lake.ops.inspect import inspect_transaction
 
-    transaction = inspect_transaction(_bronze(call), parse_position(position), epoch)
-    call.view.result(transaction, transaction_text(transaction))
+    call.show(inspect_transaction(_bronze(call), parse_position(position), epoch), transaction_text)
 
 
 @verb(inspect_app, "row")
@@ -94,8 +92,7 @@ def inspect_row(
 
     project, name = call.project(), source_table(table)
     bronze = bronze_reader(project)
-    row = row_everywhere(project, bronze, name, _key(key, name, bronze))
-    call.view.result(row, row_text(row))
+    call.show(row_everywhere(project, bronze, name, _key(key, name, bronze)), row_text)
 
 
 @verb(inspect_app, "chain")
@@ -136,8 +133,7 @@ def inspect_prepared(call: Call) -> None:
     """List prepared transactions kept until their COMMIT PREPARED, oldest first."""
     from cdc_lake.runtime.receive.lag import list_prepared
 
-    prepared = list_prepared(call.project())
-    call.view.result(prepared, prepared_text(prepared))
+    call.show(list_prepared(call.project()), prepared_text)
 
 
 @verb(inspect_app, "failpoints", pipeline=False)
@@ -145,8 +141,7 @@ def inspect_failpoints(call: Call) -> None:
     """List the points at which a pipeline can be killed on purpose, and how: crash points and their failpoints."""
     from cdc_lake.observability.failpoints import list_failpoints
 
-    failpoints = list_failpoints()
-    call.view.result(failpoints, failpoints_text(failpoints))
+    call.show(list_failpoints(), failpoints_text)
 
 
 def _against(call: Call, project: Project, what: str, *, whole_chain: bool) -> None:

@@ -127,7 +127,7 @@ def record_command(
             )
         except Stopped as early:
             raise typer.Exit(EXIT_INTERRUPTED) from early
-    call.view.result(recorded, recorded_text(recorded))
+    call.show(recorded, recorded_text)
 
 
 def _bytes(text: str) -> int:

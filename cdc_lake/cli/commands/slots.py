@@ -24,8 +24,7 @@ def slot_list(call: Call) -> None:
     """List every slot on the server: its reader, its position, and how much WAL the server keeps for it."""
     from cdc_lake.ops.slots import list_slots
 
-    slots = list_slots(call.project())
-    call.view.result(slots, list_text(slots))
+    call.show(list_slots(call.project()), list_text)
 
 
 @verb(slot_app, "inspect", document="slot-inspect")
@@ -44,8 +43,7 @@ def slot_create(call: Call) -> None:
     """Start the stream as a first run does (publication, slot, initial snapshot), without receiving changes."""
     from cdc_lake.ops.slots import create_slot
 
-    created = create_slot(call.project(), report=call.view.report)
-    call.view.result(created, made_text(created))
+    call.show(create_slot(call.project(), report=call.view.report), made_text)
 
 
 @verb(slot_app, "advance", document="slot-advance")
@@ -59,8 +57,7 @@ def slot_advance(
     from cdc_lake.model.position import parse_position
     from cdc_lake.ops.slots import advance_slot
 
-    result = advance_slot(call.project(), None if position is None else parse_position(position))
-    call.view.result(result, advanced_text(result))
+    call.show(advance_slot(call.project(), None if position is None else parse_position(position)), advanced_text)
 
 
 @verb(slot_app, "drop", document="slot-drop")
@@ -73,8 +70,7 @@ def slot_drop(
     """Drop a slot, so that the server keeps no more WAL for it. Changes that it has not sent yet are lost."""
     from cdc_lake.ops.slots import drop_slot
 
-    result = drop_slot(call.project(), name, yes=yes, wait=wait)
-    call.view.result(result, dropped_text(result))
+    call.show(drop_slot(call.project(), name, yes=yes, wait=wait), dropped_text)
 
 
 def details_text(details: base.SlotDetails, width: int) -> str:

@@ -14,16 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from cdc_lake.decode.pgoutput import parser
-from cdc_lake.decode.pgoutput.messages import (
-    Begin,
-    Commit,
-    LogicalMessage,
-    OriginMessage,
-    RelationMessage,
-    TruncateMessage,
-    TypeMessage,
-)
+from cdc_lake.decode.pgoutput import messages, parser
 from cdc_lake.decode.pgoutput.relations import Catalog, DdlMessages, Landed, RelationCache, TableFacts, no_layout
 from cdc_lake.decode.pgoutput.spooled import (
     InProgressTransactions,
@@ -182,7 +173,7 @@ _BORDERS: Final = frozenset(bytes([letter]) for letter in frozenset(b"BC") | par
 class _Open:
     """The transaction without its COMMIT so far."""
 
-    begin: Begin
+    begin: messages.Begin
     origin: str | None = None
     truncated: dict[int, tuple[Relation, ...]] = field(default_factory=dict)
     growing: SpillingTransaction | None = None  # its frames once it outgrew memory
@@ -306,34 +297,34 @@ class Assembler:
     def _feed(self, payload: bytes, lsn: int) -> tuple[BufferedTransaction | SpooledTransaction, ...]:
         """Process everything but a change of a known relation in an open transaction."""
         match parser.parse(payload):
-            case Begin() as begin:
+            case messages.Begin() as begin:
                 if self._open is not None:
                     raise OutOfSequence("a BEGIN inside a transaction", offset=0)
                 self._open = _Open(begin)
-            case Commit() as commit:
+            case messages.Commit() as commit:
                 return (self._commit(commit),)
-            case OriginMessage(name=name):
+            case messages.OriginMessage(name=name):
                 self._transaction("an origin").origin = name
-            case RelationMessage() as announced:
+            case messages.RelationMessage() as announced:
                 self._announce(announced, payload, lsn)
-            case TypeMessage() as named:
+            case messages.TypeMessage() as named:
                 self._announced.type(named)
-            case LogicalMessage(transactional=False) as message:
+            case messages.LogicalMessage(transactional=False) as message:
                 return self._feed_nontransactional(payload, message)
-            case LogicalMessage(prefix=prefix, content=content):
+            case messages.LogicalMessage(prefix=prefix, content=content):
                 self._transaction("a message")
                 if prefix == DDL_MESSAGES:
                     self._announced.take_told(content)
                 if prefix != OWN_MESSAGES:
                     self._keep(payload, lsn, None)
-            case TruncateMessage(oids=oids):
+            case messages.TruncateMessage(oids=oids):
                 self._truncate(payload, lsn, oids)
             case change:
                 self._transaction("a change")
                 raise UnknownRelation(f"a change of table OID {change.oid}, which was not announced", offset=1)
         return ()
 
-    def _announce(self, message: RelationMessage, payload: bytes, lsn: int) -> None:
+    def _announce(self, message: messages.RelationMessage, payload: bytes, lsn: int) -> None:
         inside = self._open
         xid = None if inside is None else inside.begin.xid
         place = None if inside is None else (inside.begin.final_lsn, self._count(inside))
@@ -342,7 +333,9 @@ class Assembler:
         for deferred in self._announced.late(payload[1:5]):
             self.feed(*deferred)
 
-    def _feed_nontransactional(self, payload: bytes, message: LogicalMessage) -> tuple[BufferedTransaction, ...]:
+    def _feed_nontransactional(
+        self, payload: bytes, message: messages.LogicalMessage
+    ) -> tuple[BufferedTransaction, ...]:
         if not self._messages or message.prefix == OWN_MESSAGES:
             self._outside_messages += 1
             return ()
@@ -397,7 +390,7 @@ class Assembler:
         open_.growing.extend(self._frames, self._lsns, self._layouts, open_.truncated)
         self._start()
 
-    def _commit(self, commit: Commit) -> BufferedTransaction | SpooledTransaction:
+    def _commit(self, commit: messages.Commit) -> BufferedTransaction | SpooledTransaction:
         open_ = self._transaction("a COMMIT")
         begin = open_.begin
         if begin.final_lsn != commit.commit_lsn:
