@@ -157,7 +157,7 @@ def unreachable() -> tuple[type[Exception], ...]:
     return tuple(kinds)
 
 
-def unsupported() -> tuple[type[Exception], ...]:
+def refusal_errors() -> tuple[type[Exception], ...]:
     """The exceptions of pyiceberg if a catalog cannot do what it was asked for, or refuses it."""
     from pyiceberg.exceptions import BadRequestError, ForbiddenError, ValidationException  # noqa: PLC0415 - an extra
 

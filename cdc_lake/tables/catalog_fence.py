@@ -27,7 +27,7 @@ from cdc_lake.errors import (
     CatalogWithoutFence,
     LakeError,
 )
-from cdc_lake.tables.catalog import CatalogAddress, catalog_address, open_catalog, reaching, unreachable, unsupported
+from cdc_lake.tables.catalog import CatalogAddress, catalog_address, open_catalog, reaching, unreachable, refusal_errors
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -92,7 +92,7 @@ def catalog_abilities(project: Project) -> CatalogAbilities | None:
     if address.kind == "sql":
         return None
     with _PROBING:
-        return _probed(address, project.pipeline.silver.defaults.namespace)
+        return _probe_once(address, project.pipeline.silver.defaults.namespace)
 
 
 _PROBING = threading.Lock()
@@ -103,7 +103,7 @@ _found: dict[tuple[CatalogAddress, str], CatalogAbilities] = {}
 """Of the catalogs that can be used: others are probed again."""
 
 
-def _probed(address: CatalogAddress, namespace: str) -> CatalogAbilities:
+def _probe_once(address: CatalogAddress, namespace: str) -> CatalogAbilities:
     if (found := _found.get((address, namespace))) is None:
         with reaching(address):
             found = probe(open_catalog(address), namespace)
@@ -123,7 +123,7 @@ def probe(catalog: Catalog, namespace: str) -> CatalogAbilities:
     entry = (namespace, f"cdc_lake_probe_{uuid4().hex[:12]}")
     rows = pa.table({"n": pa.array([1], pa.int64())})
     properties = {"format-version": "2", "commit.retry.num-retries": "0"}
-    refusals: tuple[type[Exception], ...] = (OSError, *unsupported())
+    refusals: tuple[type[Exception], ...] = (OSError, *refusal_errors())
     with _removed_at_end(catalog, entry):
         try:
             catalog.create_namespace_if_not_exists(namespace)
@@ -172,7 +172,7 @@ def _accepts(request: Callable[[], object]) -> bool:
     """Whether the catalog takes a request; False only if it says that it cannot."""
     try:
         request()
-    except unsupported():
+    except refusal_errors():
         return False
     return True
 

@@ -26,7 +26,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CatalogWithoutFence, ConcurrentModification, SilverMissing
 from cdc_lake.observability.failpoints import BRANCH_WRITTEN, LAYOUT_BEGUN, LAYOUT_FILLED, failpoint
 from cdc_lake.tables import schema_evolution, silver_table
-from cdc_lake.tables.catalog import catalog_address, check_catalog, open_catalog, reaching, unsupported
+from cdc_lake.tables.catalog import catalog_address, check_catalog, open_catalog, reaching, refusal_errors
 from cdc_lake.tables.catalog_fence import Fence, silver_fence
 from cdc_lake.tables.iceberg_table_log import IcebergTableLog, iceberg_table
 from cdc_lake.tables.object_store import LEASE
@@ -76,7 +76,7 @@ class StagedTable:
             self._drop_abandoned()
             try:
                 self._catalog.register_table(self._entry, self._base.metadata_location)
-            except unsupported() as cause:
+            except refusal_errors() as cause:
                 message = f"the Iceberg catalog `{self._address.name}` does not support `registerTable`"
                 raise CatalogWithoutFence(message, where=self._target.label) from cause
         return self
@@ -298,7 +298,7 @@ class IcebergSilver:
         self._publish(branch)
 
     def _commit_on_draft(self, stream: str, base: Marker, position: int | None, statement: Statement) -> None:
-        with self._staged() as draft:
+        with self._new_draft() as draft:
             draft.require_base(base.version)
             try:
                 with self._marking(stream, base.generation, position):
@@ -312,7 +312,7 @@ class IcebergSilver:
             draft.publish(base.version)
         self._refresh()
 
-    def _staged(self) -> StagedTable:
+    def _new_draft(self) -> StagedTable:
         """The session's staged table, to be entered."""
         draft = StagedTable(self._project, self._target, self._spark.conf.get(_BRANCH + _DRAFT, None))
         self._spark.conf.set(_BRANCH + _DRAFT, draft.owner)
@@ -329,7 +329,7 @@ class IcebergSilver:
         self.create(columns, stream)
         if self.marker(stream) != base:
             raise ConcurrentModification(f"another writer committed to {self._target.label}")
-        with self._staged() as draft:
+        with self._new_draft() as draft:
             name = self._name_of(draft)
             self._spark.sql(f"REPLACE TABLE {name} ({ddl}) {self._clauses(stream)}")
             self._cluster(name)
