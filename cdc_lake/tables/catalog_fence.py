@@ -27,7 +27,7 @@ from cdc_lake.errors import (
     CatalogWithoutFence,
     LakeError,
 )
-from cdc_lake.tables.catalog import CatalogAddress, catalog_address, open_catalog, reaching, unreachable, refusal_errors
+from cdc_lake.tables.catalog import CatalogAddress, catalog_address, open_catalog, reaching, refusal_errors, unreachable
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
