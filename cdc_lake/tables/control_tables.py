@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
@@ -373,19 +374,21 @@ class ControlTables:
         apps: Mapping[str, int] | None = None,
         fenced: bool = True,
     ) -> None:
-        """Commit under the lease of this thread. Raises AnotherApply or AnotherCopy if a later holder has committed."""
-        lease = LEASE.get()
-        if lease is None:
-            place.commit(table, actions, apps=apps or {}, note={}, fenced=fenced)
-            return
-        app = f"lease:{lease.name}"
+        """Commit under the lease of this thread, if it has one; again after commits of others unless `fenced`.
+
+        Raises AnotherApply or AnotherCopy if a later holder of the lease has committed.
+        """
+        lease, apps = LEASE.get(), dict(apps or {})
         while True:
-            last = place.ask(lambda: table.transaction_version(app))
-            if last is not None and last > lease.epoch:
-                error = AnotherApply if lease.name == "apply" else AnotherCopy
-                raise error("another process has replaced this one as holder of the lease", where=place.name)
+            if lease is not None:
+                app = f"lease:{lease.name}"
+                last = place.ask(partial(table.transaction_version, app))
+                if last is not None and last > lease.epoch:
+                    error = AnotherApply if lease.name == "apply" else AnotherCopy
+                    raise error("another process has replaced this one as holder of the lease", where=place.name)
+                apps[app] = lease.epoch
             try:
-                place.commit(table, actions, apps={**(apps or {}), app: lease.epoch}, note={})
+                place.commit(table, actions, apps=apps, note={}, fenced=fenced or lease is not None)
             except DeltaCommitFailed as refused:
                 if fenced or not refused.overtaken:
                     raise
