@@ -91,7 +91,6 @@ class SpanSummary:
 
 
 _ORDER = [("position", "ascending"), ("ordinal", "ascending")]
-_PLACE = attrgetter("position", "ordinal")
 _SUMMARY_COLUMNS = ["position", "ordinal", "op", "layout", "unchanged", "old_kind"]
 
 
@@ -123,14 +122,14 @@ def outline(
     wanted &= (position <= span.upto) & (position > (span.upto - 1 if snapshot else span.after))
     paths = span_files(files, table, span, snapshot=snapshot)
     parts: list[SpanSummary] = []
-    has_truncates = False
+    truncates = 0
     for group in grouped(files.scan(paths, _SUMMARY_COLUMNS, wanted), lambda part: part.nbytes, _READ_AT_ONCE_BYTES):
         rows = pa.concat_tables(group)
-        has_truncates = has_truncates or pc.any(pc.equal(rows["op"], TRUNCATE)).as_py()
+        truncates += pc.sum(pc.equal(rows["op"], TRUNCATE)).as_py() or 0
         parts.append(_summarize(rows))
     runs = tuple(run for part in parts for run in part.runs)
     if len({run.layout for run in runs}) == 1:
-        runs = (min(runs, key=_PLACE),)
+        runs = (min(runs, key=attrgetter("position", "ordinal")),)
     elif runs and len(parts) > 1:  # whose rows may alternate
         runs = _runs(files.read(paths, ["layout", "position", "ordinal"], wanted).sort_by(_ORDER))
     older: tuple[int, ...] = ()
@@ -141,7 +140,7 @@ def outline(
         layout = older[-1] if follows is None else follows
         runs = runs or (RelationVersionRun(layout, first["position"], first["ordinal"]),)
     truncated: tuple[Truncated, ...] = ()
-    if has_truncates:
+    if truncates:
         truncate_rows = files.read(paths, [f.name for f in fields(Truncated)], wanted & (pc.field("op") == TRUNCATE))
         truncated = tuple(Truncated(**row) for row in truncate_rows.sort_by(_ORDER).to_pylist())
     return replace(_combine(parts), runs=runs, truncated=truncated, rereads=tuple(rereads), older=older)
@@ -149,22 +148,20 @@ def outline(
 
 def _summarize(rows: pa.Table) -> SpanSummary:
     """The summary of changes in any order, without truncates."""
-    rows = rows.take(pc.sort_indices(rows, _ORDER))
-    updates = rows.filter(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"])))
     nameless = rows.filter(pc.and_(pc.equal(rows["op"], DELETE), pc.is_null(rows["old_kind"])))
     named = pc.and_(pc.equal(rows["old_kind"], "key"), pc.not_equal(rows["op"], SNAPSHOT))
     has_full_old = pc.fill_null(pc.equal(rows["old_kind"], "full"), False)
     old = rows.filter(pc.and_(pc.is_in(rows["op"], pa.array([UPDATE, DELETE])), pc.invert(has_full_old)))
     return SpanSummary(
         rows=rows.num_rows,
-        runs=_runs(rows),
+        runs=_runs(rows.sort_by(_ORDER)),
         truncated=(),
         unchanged=_unchanged_columns(rows),
-        olds=updates.num_rows,
-        nameless=nameless["position"][0].as_py() if nameless.num_rows else None,
+        olds=pc.sum(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"]))).as_py() or 0,
+        nameless=pc.min(nameless["position"]).as_py(),
         inserts=pc.sum(pc.equal(rows["op"], INSERT)).as_py() or 0,
         by_key=frozenset(rows.filter(pc.fill_null(named, False))["layout"].to_pylist()),
-        bare=old["position"][0].as_py() if old.num_rows else None,
+        bare=pc.min(old["position"]).as_py(),
         whole_deletes=pc.sum(pc.and_(has_full_old, pc.equal(rows["op"], DELETE))).as_py() or 0,
         by_whole=frozenset(rows.filter(has_full_old)["layout"].to_pylist()),
     )

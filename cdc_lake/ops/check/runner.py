@@ -383,11 +383,12 @@ def _fence(project: Project, kind: str) -> str:
 
 def catalog_limits(project: Project) -> Iterator[CheckLine]:
     """What an Iceberg catalog that has a fence cannot do."""
-    abilities = catalog_abilities(project)
-    if abilities is not None and not abilities.tags:
+    if (abilities := catalog_abilities(project)) is None:
+        return
+    if not abilities.tags:
         text = "the catalog keeps no tags: if another program expires snapshots, it may remove versions of pinned cuts"
         yield CheckLine(ok=None, subject="fence", text=text, fix="let only `cdc-lake maintain` expire snapshots")
-    if abilities is not None and not abilities.registers:
+    if not abilities.registers:
         text = "the catalog does not support `registerTable`: tables can be neither rebuilt nor replaced by a new copy"
         yield CheckLine(ok=None, subject="fence", text=text, fix="use a catalog that supports it", code="LAK439")
 
