@@ -14,13 +14,17 @@ PYTEST  = $(COMPILE) $(BIN)/pytest --numprocesses 3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-faults test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
+# Tests of a lake in an object store: those of the libraries' settings, tables and leases, then Spark with two other machines.
+STORE_TESTS = tests/unit/test_store_options.py tests/unit/test_lease.py tests/unit/test_bronze_object_store.py \
+  tests/live/test_receive_object_store.py tests/spark/test_lake_in_store.py
+
+.PHONY: help demo test test-fast test-faults test-store test-azurite test-cluster test-rest test-hive test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-demo: $(VENV)/.run ## set everything up, run the shop into a lake, prove it equal, report (SOURCE=gaussdb: over GaussDB's wire)
-	@$(COMPILE) SOURCE="$(SOURCE)" PATH="$(CURDIR)/$(BIN):$$PATH" sh pipelines/demo.sh
+demo: $(VENV)/$(if $(STORE),.dev,.run) ## set everything up, run the shop into a lake, prove it equal, report (SOURCE=gaussdb: over GaussDB's wire; STORE=s3: into an object store, by a Spark cluster)
+	@$(COMPILE) SOURCE="$(SOURCE)" PATH="$(CURDIR)/$(BIN):$$PATH" $(if $(STORE),python pipelines/shop_store.py,sh pipelines/demo.sh)
 
 test: $(VENV)/spark.jsa ## all tests but the slow ones, with a small budget for the random ones
 	@$(PYTEST)
@@ -28,8 +32,24 @@ test: $(VENV)/spark.jsa ## all tests but the slow ones, with a small budget for 
 test-fast: $(VENV)/.dev ## tests without Spark
 	@$(PYTEST) -m "not spark and not slow"
 
+test-azurite: $(VENV)/.dev ## a lake in ADLS over Microsoft's emulator, which npm fetches (needs Node.js)
+	@CDC_LAKE_REQUIRE_AZURITE=1 $(COMPILE) $(BIN)/pytest --numprocesses 0 tests/live/test_azurite.py
+
 test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, with what they counted
 	@$(COMPILE) $(BIN)/python -m tests.reliability --small
+
+test-store: $(VENV)/spark.jsa ## a lake in an S3 store: contract, leases, faults of the store, other machines, two writers of one table
+	@$(PYTEST) $(STORE_TESTS)
+	@$(COMPILE) $(BIN)/python -m tests.unfenced_store
+
+test-cluster: $(VENV)/spark.jsa ## a Spark cluster whose executors do not see the driver's disk; executors and drivers are killed
+	@$(PYTEST) tests/spark/test_spark_cluster.py
+
+test-rest: $(VENV)/.dev ## silver in REST catalogs of other makes and in Glue; that Nessie is refused (Java 17 and 21, Maven)
+	@$(COMPILE) $(BIN)/pytest -n0 -m slow tests/spark/test_foreign_catalogs.py -k "not hive"
+
+test-hive: $(VENV)/.dev ## silver in a Hive metastore (Java)
+	@$(COMPILE) $(BIN)/pytest -n0 -m slow tests/spark/test_foreign_catalogs.py -k hive
 
 # Tests of promises run by themselves, one after the other but where their promise says otherwise: some assert what they
 # take, which is theirs alone only so. Some tests of Spark have more seeds and longer ones with a greater budget: at ten

@@ -25,24 +25,25 @@ from cdc_lake.config.model import ObjectAddress
 from cdc_lake.tables.catalog import CatalogAddress
 from cdc_lake.tables.delta_storage import LocalDeltaStorage, ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import ObjectStore
+from cdc_lake.tables.store_options import pyiceberg_properties
 from cdc_lake_testing.faulty_store import FaultyStore
 from cdc_lake_testing.object_store import LocalStore, storage_at
 
 
 def table(kind: str, where: str, folder: Path, endpoint: str) -> BronzeTable:
     """An empty bronze of its own."""
-    objects, key = ObjectStore(storage_at(endpoint)), f"{kind}/{folder.name}"
+    storage, key = storage_at(endpoint), f"{kind}/{folder.name}"
     if kind == "delta":
         place = (
             LocalDeltaStorage(folder)
             if where == "local"
-            else ObjectStoreDeltaStorage(objects, ObjectAddress("lake", key))
+            else ObjectStoreDeltaStorage(ObjectStore(storage), ObjectAddress("lake", key))
         )
         return DeltaBronzeTable(place)
     catalog = f"sqlite:///{folder}.db"
     if where == "local":
         return IcebergBronzeTable(CatalogAddress("lake", "sql", catalog, f"file://{folder}"), "shop")
-    properties = tuple(sorted(objects.iceberg_properties.items()))
+    properties = tuple(sorted(pyiceberg_properties(storage).items()))
     return IcebergBronzeTable(CatalogAddress("lake", "sql", catalog, f"s3://lake/{key}", properties), "shop")
 
 

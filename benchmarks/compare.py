@@ -36,6 +36,7 @@ from workload_sql import fill
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.comparison import compare as compare_table
+from cdc_lake.comparison import row_sets
 from cdc_lake.comparison.compare import compare
 from cdc_lake.comparison.row_sets import SilverRowSet, SourceRowSet
 from cdc_lake.config.project import Project
@@ -50,9 +51,9 @@ ORDERS = TableName("public", "orders")
 PHASES: list[Place] = [
     (SourceRowSet, "sums", "the source's sums"),
     (SilverRowSet, "sums", "silver's sums, beside them"),
-    (compare_table, "both_sums", "waiting for the source's"),
+    (row_sets, "both_sums", "waiting for the source's"),
     (compare_table, "_match_rows", "buckets that differ, read again"),
-    (compare_table, "differing_keys", "what touched the key, in bronze"),
+    (row_sets, "differing_keys", "what touched the key, in bronze"),
 ]
 SCHEMA = pa.schema(
     [

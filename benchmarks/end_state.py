@@ -20,7 +20,7 @@ from cdc_lake.comparison.compare import compare
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.verdicts import Verdict
 from cdc_lake.observability.events import silent
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 
 STATE = "SELECT count(*) AS rows, sum(id)::bigint AS ids, sum(quantity)::bigint AS quantity FROM orders"
 """What `folded` says of bronze, of the source's table."""
@@ -88,7 +88,7 @@ def compared(project: Project, tables: Sequence[str]) -> dict[str, int]:
 def held_rows(project: Project, target: Target, expected: pa.Table) -> int:
     """How many rows a silver table has; fail unless they are those expected, whose first column is the key."""
     key = expected.column_names[0]
-    rows = read_silver(project, target).select(expected.column_names).cast(expected.schema).sort_by(key)
+    rows = table_log(project, target).read().select(expected.column_names).cast(expected.schema).sort_by(key)
     if not rows.equals(expected.sort_by(key)):
         raise SystemExit(f"{target.label} has other rows than it was given: {rows.num_rows} of {expected.num_rows}")
     return rows.num_rows

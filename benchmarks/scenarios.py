@@ -71,6 +71,13 @@ TABLES = _run("many_tables.py", "", "--rounds 1 --most 50 --no-save", spark=True
 READ = _run("bronze_read.py", "", "--rows 1000000 --no-save")
 GATE = _run("gate.py", "", "--rows 200000 --changes 5000 --rounds 1 --warm 1 --no-save", spark=True)
 COMPARE = _run("compare.py", "", "--rows 200000 --rounds 1 --no-save")
+CLUSTER = _run(
+    "cluster.py",
+    "",
+    "--rows 200000 --changes 100000 --rounds 1 --load 99 --no-save",
+    spark=True,
+    needs="/usr/bin/unshare",
+)
 REBUILD = _run("rebuild.py", "", "--rows 50000 --rounds 1 --no-save", spark=True)
 
 
@@ -106,6 +113,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("gate", "what twenty rules cost", (GATE,)),
     Scenario("compare", "one changed value found by compare", (COMPARE,)),
     Scenario("rebuild", "a silver table rebuilt from bronze", (REBUILD,)),
+    Scenario("cluster", "a span on one worker of a Spark cluster, and on two", (CLUSTER,)),
 )
 
 ASIDE = ("bronze_store.py", "decode_pgoutput.py", "redaction.py", "wire_read.py")

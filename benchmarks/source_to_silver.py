@@ -37,9 +37,8 @@ from cdc_lake.observability.events import silent
 from cdc_lake.runtime.run import run
 from cdc_lake.silver.layout_mapping import make_shape
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.open_silver_table import mark_when_large, store
 from cdc_lake.tables.spark_session import derive
-from cdc_lake.tables.table_stats import mark_when_large
 from cdc_lake_testing.beside import beside
 from cdc_lake_testing.server import HOST, SUPERUSER, EmbeddedServer
 
@@ -86,7 +85,7 @@ def fill(spark: Any, project: Project, rows: int) -> None:
     columns = [f"{sql.replace('id %', 'abs(id) %')} AS `{name}`" for name, sql in BASE.items()]
     own.range(-rows, 0, 1, 10).selectExpr(*columns).createOrReplaceTempView("base")
     own.sql(f"INSERT INTO {silver.name} SELECT * FROM base")
-    mark_when_large(own, silver, project, target)
+    mark_when_large(own, project, target)
 
 
 class Live:

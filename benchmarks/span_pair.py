@@ -36,9 +36,8 @@ from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.silver.layout_mapping import make_shape
 from cdc_lake.tables.catalog import catalog_address, open_catalog
-from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.open_silver_table import mark_when_large, store
 from cdc_lake.tables.spark_session import derive
-from cdc_lake.tables.table_stats import mark_when_large
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.messages import boundaries, raw_transaction
 
@@ -107,7 +106,7 @@ class Pair:
         for workload in self.workloads:
             for target in self._sides(workload):
                 self._fill(target, workload.layout, rows, files)
-                mark_when_large(self._own, store(self._own, self.project, target), self.project, target)
+                mark_when_large(self._own, self.project, target)
             for target in self._others(workload):
                 self._fill(target, workload.layout, rows, files)
 

@@ -11,10 +11,12 @@ from typing import Any
 from unittest.mock import patch
 
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.runtime.apply import merge, span_planning, table_planner, table_schema, table_span
+from cdc_lake.runtime.apply import merge, schema_changes, span_planning, table_planner, table_schema, table_span
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_silver import DeltaSilver
+from cdc_lake.tables.delta_table_log import DeltaTableLog
 from cdc_lake.tables.iceberg_silver import IcebergSilver
+from cdc_lake.tables.iceberg_table_log import IcebergTableLog
 
 
 class Phases:
@@ -66,15 +68,17 @@ class Phases:
     def measured(self) -> Iterator[None]:
         """Measure inside."""
         places: list[tuple[Any, str, str]] = [
-            (table_planner, "read_marker", "read markers"),
+            (DeltaTableLog, "marker", "read markers"),
+            (IcebergTableLog, "marker", "read markers"),
             (table_planner, "record", "holds"),
             (table_planner, "outline", "outline"),
             (span_planning, "outline", "outline"),
             (table_span, "survey", "survey"),
-            (table_schema, "evolve", "look up columns"),
+            (schema_changes, "evolve", "look up columns"),
             (table_schema, "mark_when_large", "weigh the table"),
             (merge, "strategy_of", "weigh the table"),
-            (merge, "read_commit_metrics", "read what was written"),
+            (DeltaTableLog, "commit_metrics", "read what was written"),
+            (IcebergTableLog, "commit_metrics", "read what was written"),
             (table_span, "read_changes", "open bronze files"),
             (table_span, "fold", "build the plan"),
             (DeltaSilver, "marker", "read markers"),

@@ -26,32 +26,18 @@ and silver, all tables as of one moment::
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cdc_lake.api import Pipeline, validate
 
 __all__ = ["Pipeline", "validate"]
 
-METHODS: Final = {
-    "advance_slot": "advance_slot", "check": "check", "compare": "compare", "create_slot": "create_slot",
-    "cuts": "cuts", "discard_held": "discard_quarantined", "drop_slot": "drop_slot", "end_promise": "unpin_cut",
-    "held": "quarantine", "history": "history", "inspect_parked": "prepared_transactions",
-    "inspect_row": "inspect_row", "inspect_slot": "inspect_slot", "inspect_transaction": "inspect_transaction",
-    "maintain": "maintain", "open_bronze": "bronze", "pause": "pause", "plan": "plan", "promise": "pin_cut",
-    "read": "read", "rebuild": "rebuild", "release_held": "release_quarantined", "report": "write_report",
-    "restart": "restart", "resume": "resume", "resync": "resync", "run": "run", "run_once": "run_once",
-    "session": "cut", "slots": "slots", "status": "status", "status_page": "write_status_page", "upgrade": "upgrade",
-}  # fmt: skip
-"""Function of 0.3, whose first argument is the project or a pipeline file → the method that takes its place."""
-
 
 def __getattr__(name: str) -> Any:
-    """PEP 562: a public name is imported at its first use; functions of 0.3 are made of the methods."""
-    if name in {*__all__, "load_pipeline"}:
+    """PEP 562: a public name is imported at its first use."""
+    if name in __all__:
         return getattr(importlib.import_module("cdc_lake.api"), name)
-    if name in METHODS:
-        return importlib.import_module("cdc_lake.api").function_of(name)
     msg = f"module 'cdc_lake' has no attribute {name!r}"
     raise AttributeError(msg)
 

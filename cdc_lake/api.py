@@ -6,15 +6,12 @@ Great Expectations) is imported when it is called.
 
 from __future__ import annotations
 
-import functools
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from cdc_lake import METHODS
 from cdc_lake.config.loader import load_project, validate
 from cdc_lake.config.project import Project
 from cdc_lake.model.position import Given
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
     from cdc_lake.ops.plan import Plan
     from cdc_lake.ops.status import Status
     from cdc_lake.runtime.apply.rebuild import Rebuilt
-    from cdc_lake.runtime.cut_retention import CutList, PinResult
+    from cdc_lake.runtime.cut_retention import CutList, CutViews, PinResult
     from cdc_lake.runtime.maintain import Maintenance, Upgrade
     from cdc_lake.runtime.quarantine import QuarantineDecision, QuarantineList
     from cdc_lake.runtime.receive.lag import PreparedList
@@ -422,6 +419,15 @@ class Pipeline:
 
         return pin_cut(self.project, name, parse_as_of(as_of), epoch, keep, report_progress)
 
+    def create_cut_views(self, name: str, database: str, *, spark: SparkSession | None = None) -> CutViews:
+        """Create or replace a view of each table as of the cut pinned as `name`, in a database of the Hive metastore.
+
+        Raises NotPinned, TableBehind, VersionGone; LakeError if the pipeline has no `lake.delta.metastore`.
+        """
+        from cdc_lake.runtime.cut_retention import create_views
+
+        return create_views(self.project, name, database, spark)
+
     def unpin_cut(self, name: str, *, report_progress: ProgressReporter = silent) -> PinResult:
         """Let go of a pinned cut. Raises NotPinned if no cut is pinned under the name."""
         from cdc_lake.runtime.cut_retention import unpin_cut
@@ -577,28 +583,4 @@ class Pipeline:
         return drop_slot(self.project, name, yes=yes, wait=wait)
 
 
-# ── the functions of 0.3, to be removed after 0.4 ──
-
-_KEYWORDS: Final = {"tell": "report_progress", "promised": "pinned"}
-
-
-def load_pipeline(file: str | Path, *, environment: str | None = None, secrets: Secrets | None = None) -> Project:
-    """Load a pipeline file for the functions of 0.3. See `Pipeline.load`."""
-    return load_project(Path(file), environment=environment, secrets=secrets)
-
-
-def function_of(name: str) -> Callable[..., Any]:
-    """A function of 0.3, which calls the method that takes its place and warns of that."""
-    method = getattr(Pipeline, METHODS[name])
-
-    @functools.wraps(method)
-    def call(project: Project | str | Path, *args: object, **kwargs: object) -> Any:
-        words = f"`cdc_lake.{name}(project, …)` is now `Pipeline.load(file).{METHODS[name]}(…)`"
-        warnings.warn(words, DeprecationWarning, stacklevel=2)
-        pipeline = Pipeline(project if isinstance(project, Project) else load_pipeline(project))
-        return method(pipeline, *args, **{_KEYWORDS.get(key, key): value for key, value in kwargs.items()})
-
-    return call
-
-
-__all__ = ["Pipeline", "function_of", "load_pipeline", "validate"]
+__all__ = ["Pipeline", "validate"]

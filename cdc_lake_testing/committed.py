@@ -22,8 +22,7 @@ from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.expected import AppendRows, of_table
 from cdc_lake_testing.messages import raw_transaction
 from cdc_lake_testing.oracle import Oracle, Row
@@ -102,14 +101,14 @@ class Committed:
         cut = last_cut(control, state.stream)
         for name in self.relations:
             target = project.target(name)
-            marker = read_marker(project, target, state.stream)
+            marker = table_log(project, target).marker(state.stream)
             listed = None if cut is None else cut.tables.get(str(name))
             at = max(marker.position or -1, listed.position if listed is not None and listed.state == ACTIVE else -1)
-            found = [] if marker.version is None else read_silver(project, target).to_pylist()
+            found = [] if marker.version is None else table_log(project, target).read().to_pylist()
             yield from _differing(f"{target.label} at {at}", found, self._expected(target, at))
             if listed is not None and listed.state == ACTIVE and listed.version not in {None, marker.version}:
                 assert cut is not None, "it lists the table"
-                found = read_silver(project, target, listed.version).to_pylist()
+                found = table_log(project, target).read(listed.version).to_pylist()
                 where = f"{target.label} in the cut {cut.position}"
                 yield from _differing(where, found, self._expected(target, cut.position))
             if target.kind == "append":

@@ -92,7 +92,7 @@ def marker_in_a_commit_of_its_own() -> Iterator[None]:
         failpoint(TABLE_MERGED)
         nothing = silver._spark.table(silver.name).limit(0).write.format("delta").mode("append")
         app = app_id(stream, silver._target, generation)
-        nothing.option("txnAppId", app).option("txnVersion", str(position)).save(str(silver._path))
+        nothing.option("txnAppId", app).option("txnVersion", str(position)).save(silver._log.storage.name)
 
     with mock.patch.object(DeltaSilver, "_marked", marked):
         yield

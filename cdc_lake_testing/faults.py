@@ -28,7 +28,7 @@ from cdc_lake.errors import SilverMissing
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 
 KILLED = -signal.SIGKILL
 
@@ -187,7 +187,7 @@ def assert_cuts_are_true(project: Project, *, upkept: bool = False) -> None:
                 continue
             target = project.target(TableName.parse(relation))
             try:
-                marker = read_marker(project, target, cut["stream"], table.version)
+                marker = table_log(project, target).marker(cut["stream"], table.version)
             except SilverMissing:
                 if upkept and table.version not in kept.get(relation, ()):
                     continue

@@ -9,6 +9,7 @@ import enum
 import random
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections import Counter
@@ -19,7 +20,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from cdc_lake_testing.azurite import Azurite
 from cdc_lake_testing.object_store import LocalStore
+
+_CONDITIONS = ("If-None-Match", "If-Match")
 
 
 class Fault(enum.StrEnum):
@@ -110,20 +114,26 @@ class Chance:
 
 
 class FaultyStore:
-    """The proxy. `choose` may be replaced at any time; `done` counts faults, `requests` what came, in order."""
+    """The proxy. `choose` may be replaced at any time; `done` counts faults, `requests` what came, in order. With `tls`
+    it is a server for localhost.
+    """
 
-    def __init__(self, store: LocalStore, choose: Choose = honest) -> None:
+    def __init__(self, store: LocalStore | Azurite, choose: Choose = honest, tls: ssl.SSLContext | None = None) -> None:
         self.choose: Choose = choose
         self.done: Counter[Fault] = Counter()
         self.requests: list[Request] = []
         self._server = _Server(self, store)
+        self._tls = tls
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
     @property
     def endpoint(self) -> str:
         """Its address."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        place = "http://127.0.0.1" if self._tls is None else "https://localhost"
+        return f"{place}:{self._server.server_address[1]}"
 
     def __enter__(self) -> Self:
         return self
@@ -146,7 +156,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, proxy: FaultyStore, store: LocalStore) -> None:
+    def __init__(self, proxy: FaultyStore, store: LocalStore | Azurite) -> None:
         self.proxy = proxy
         self.store = store
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -171,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Take a request, decide, pass it on, answer."""
         parts = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        conditional = "If-None-Match" in self.headers
+        conditional = any(name in self.headers for name in _CONDITIONS)
         request = Request(self.command, unquote(parts.path).lstrip("/"), query, conditional)
         body = self._body()
         fault = self.server.proxy.take(request)
@@ -181,7 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(503, {"Content-Type": "application/xml"}, b"<Error><Code>SlowDown</Code></Error>")
         else:
             if fault is Fault.UNFENCED:
-                del self.headers["If-None-Match"]
+                for name in _CONDITIONS:
+                    del self.headers[name]
             status, headers, reply = self._pass_on(body)
             self._answer(fault, status, headers, reply)
 

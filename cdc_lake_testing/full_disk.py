@@ -25,7 +25,9 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import CatalogUnreachable, CdcLakeError
 from cdc_lake.model.change import Insert, Transaction
@@ -69,7 +71,9 @@ def main(folder: Path, fmt: str, first: int, budgets: int, step: int) -> None:
 
 def _one(folder: Path, fmt: str, budget: int, ballast: Path) -> tuple[int, str]:
     folder.mkdir()
-    note = ReceiverNote(folder, "shop")
+    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+    shop = Pipeline.model_validate({"version": 1, "pipeline": "shop", "source": source, "lake": {"path": "."}})
+    note = ReceiverNote(Project(shop, folder / "shop.yaml", folder))
     note.__enter__()  # for as long as the disk is there
     _fill(ballast, leave=budget)
     writer = TableBronze(table_of(folder, fmt))

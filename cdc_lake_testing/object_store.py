@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from io import BytesIO
 from threading import Lock
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import SecretStr
 
-from cdc_lake.config.model import Storage
+from cdc_lake.config.model import ObjectAddress, Storage
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -20,21 +23,76 @@ _SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=kit/20260101/us-east-1/
 """What moto needs to tell a request of S3 from others; it checks no signature."""
 
 
-class _AtomicPut:
-    """Answers conditional PUTs one after another: moto checks the condition first and writes later, so that two
-    requests at a time may both succeed. The body is read before, so that a slow client holds up no one.
+ACCESS_KEY, SECRET_KEY = "kit", "kit-secret"
+"""Keys of the store; it takes any."""
+
+
+class _Conditional:
+    """Answers conditional requests one after another: moto checks the condition of a PUT first and writes later, so
+    that two at a time may both succeed, and ignores that of Glue's UpdateTable, which is checked here. The body is read
+    before, so that a slow client holds up no one.
     """
 
     def __init__(self, app: WSGIApplication) -> None:
         self._app = app
         self._lock = Lock()
+        self.checks_versions = True
+        self.expired: set[str] = set()
+        """Access keys with which nothing is answered."""
+        self.keys: set[str] = set()
+        """Access keys of the requests so far."""
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] != "PUT" or "HTTP_IF_NONE_MATCH" not in environ:
+        if signed := re.search(r"Credential=([^/]+)/", environ.get("HTTP_AUTHORIZATION", "")):
+            self.keys.add(signed[1])
+            if signed[1] in self.expired:
+                start_response("403 Forbidden", [("Content-Type", "application/xml")])
+                return [b"<Error><Code>ExpiredToken</Code><Message>the token has expired</Message></Error>"]
+        put = environ["REQUEST_METHOD"] == "PUT" and environ.keys() & {"HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"}
+        update = self.checks_versions and environ.get("HTTP_X_AMZ_TARGET") == "AWSGlue.UpdateTable"
+        if not put and not update:
             return self._app(environ, start_response)
-        environ["wsgi.input"] = BytesIO(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        environ["wsgi.input"] = BytesIO(body)
         with self._lock:
+            if update and _is_overtaken(json.loads(body)):
+                start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1")])
+                return [json.dumps({"__type": "ConcurrentModificationException", "message": "overtaken"}).encode()]
             return self._app(environ, start_response)
+
+
+def _is_overtaken(update: dict[str, Any]) -> bool:
+    """Whether Glue's table has another version than an update of it requires."""
+    from moto.glue.models import glue_backends  # noqa: PLC0415 - a second of imports, for those who use it
+
+    (backend,) = glue_backends["123456789012"].values()  # moto's only account; tests use one region
+    table = backend.get_table(update["DatabaseName"], update["TableInput"]["Name"])
+    return "VersionId" in update and update["VersionId"] != table.as_dict()["VersionId"]
+
+
+class _Roles:
+    """Temporary keys of roles: the answers of STS let a client renew them at once, and revoked ones are refused."""
+
+    def __init__(self, app: WSGIApplication) -> None:
+        self._app = app
+        self.issued: list[str] = []
+        self._revoked: set[str] = set()
+
+    def revoke(self) -> None:
+        """Let all keys expire that were issued so far."""
+        self._revoked.update(self.issued)
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        signature = environ.get("HTTP_AUTHORIZATION", "")
+        if any(f"Credential={key}/" in signature for key in self._revoked):
+            start_response("400 Bad Request", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"]
+        if "/sts/aws4_request" not in signature:
+            return self._app(environ, start_response)
+        answer = b"".join(self._app(environ, start_response))
+        self.issued += re.findall("<AccessKeyId>(.+?)</AccessKeyId>", answer.decode())
+        soon = f"{datetime.now(UTC) + timedelta(minutes=9):%Y-%m-%dT%H:%M:%SZ}".encode()
+        return [re.sub(rb"(?<=<Expiration>)[^<]+", soon, answer)]
 
 
 class LocalStore:
@@ -48,7 +106,8 @@ class LocalStore:
         self._server.start()
         server = self._server._server  # noqa: SLF001 - moto offers no other way to it
         assert server is not None
-        server.app = _AtomicPut(server.app)
+        self.conditional = _Conditional(server.app)
+        self.roles = server.app = _Roles(self.conditional)
         self.host, self.port = self._server.get_host_and_port()
 
     @property
@@ -67,6 +126,14 @@ class LocalStore:
         assert status == 200, f"the bucket {name} was not made: {status}"
         return name
 
+    def storage(self, endpoint: str | None = None, *, patience: int = 2_000) -> Storage:
+        """Settings for it, or for a proxy before it; `patience` in milliseconds."""
+        return storage_at(endpoint or self.endpoint, patience=patience)
+
+    def address(self, bucket: str, key: str) -> ObjectAddress:
+        """The address of a folder."""
+        return ObjectAddress(bucket, key)
+
     def __enter__(self) -> Self:
         return self
 
@@ -79,8 +146,8 @@ def storage_at(endpoint: str, *, patience: int = 2_000) -> Storage:
     return Storage(
         endpoint=endpoint,
         region="us-east-1",
-        access_key_id=SecretStr("kit"),
-        secret_access_key=SecretStr("kit-secret"),
+        access_key_id=SecretStr(ACCESS_KEY),
+        secret_access_key=SecretStr(SECRET_KEY),
         allow_http=True,
         patience=patience,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Collection
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,7 +25,16 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.table import CommitTableRequest, Table
-from pyiceberg.table.update import AssertRefSnapshotId, TableRequirement
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    RemoveSnapshotRefUpdate,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from cdc_lake.config.model import Storage
+from cdc_lake.tables.store_options import pyiceberg_properties
 
 _SEPARATOR = "\x1f"
 _STATUS: dict[type[Exception], int] = {
@@ -33,6 +43,7 @@ _STATUS: dict[type[Exception], int] = {
     TableAlreadyExistsError: 409,
     NamespaceAlreadyExistsError: 409,
     CommitFailedException: 409,
+    NotImplementedError: 501,
 }
 
 
@@ -46,16 +57,47 @@ class Loss(Enum):
     SILENCE = "the commit is made, no answer comes"
 
 
-class RestCatalogServer:
-    """Serves on a port of its own while the context is open. `loss` is what happens to the commits that follow."""
+class Limit(Enum):
+    """What a catalog does not do, though the specification of REST catalogs has it."""
 
-    def __init__(self, folder: Path) -> None:
+    REFS = "it drops branches and tags without an error"
+    VERSIONS = "it shows the newest version only"
+    CONDITIONS = "it takes a commit whose version is not the newest"
+    REGISTER = "it registers no tables"
+    WRITE = "it makes no tables"
+
+
+NESSIE = frozenset({Limit.REFS, Limit.VERSIONS})
+"""What Nessie 0.99.0 was seen to do."""
+
+
+class RestCatalogServer:
+    """Serves on a port of its own while the context is open. `loss` is what happens to the commits that follow.
+
+    Its tables are in its folder, or at `warehouse` in the store of `storage`. `vend` makes what a client is given with
+    each table that it loads, such as credentials of the store.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        warehouse: str | None = None,
+        storage: Storage | None = None,
+        *,
+        limits: Collection[Limit] = (),
+        vend: Callable[[], dict[str, str]] = dict,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.catalog = SqlCatalog(
-            "served", uri=f"sqlite:///{folder / 'rest.db'}", warehouse=f"file://{folder / 'warehouse'}"
+            "served",
+            uri=f"sqlite:///{folder / 'rest.db'}",
+            warehouse=warehouse or f"file://{folder / 'warehouse'}",
+            **({} if storage is None else pyiceberg_properties(storage)),
         )
         self.loss = Loss.NONE
+        self.limits = limits
         self.commits = 0
+        self._vend = vend
         self.closed = threading.Event()
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -100,9 +142,11 @@ class RestCatalogServer:
                 found = self.catalog.load_namespace_properties(_namespace(name))
                 return (204, None) if method == "HEAD" else (200, {"namespace": _namespace(name), "properties": found})
             case "POST", [name, "register"]:
+                if Limit.REGISTER in self.limits:
+                    raise NotImplementedError
                 asked = json.loads(body)
                 where = (*_namespace(name), asked["name"])
-                return 200, _loaded(self.catalog.register_table(where, asked["metadata-location"]))
+                return 200, self._loaded(self.catalog.register_table(where, asked["metadata-location"]))
             case _, [name, "tables", *table]:
                 return self._tables(method, _namespace(name), table, body)
             case _:
@@ -115,9 +159,11 @@ class RestCatalogServer:
             case "GET", []:
                 tables = self.catalog.list_tables(namespace)
                 return 200, {"identifiers": [{"namespace": name[:-1], "name": name[-1]} for name in tables]}
+            case "POST", [] if Limit.WRITE in self.limits:
+                return 403, _error("ForbiddenException", "this role only reads", 403)
             case "POST", []:
                 given = {"location": None, "partition-spec": None, "write-order": None, **json.loads(body)}
-                return 200, _loaded(self._create(namespace, CreateTableRequest.model_validate(given)))
+                return 200, self._loaded(self._create(namespace, CreateTableRequest.model_validate(given)))
             case _:
                 return 404, _error("NoSuchPath", "no such path", 404)
 
@@ -125,7 +171,7 @@ class RestCatalogServer:
         match method, rest:
             case (("GET" | "HEAD"), []):
                 table = self.catalog.load_table(identifier)
-                return (204, None) if method == "HEAD" else (200, _loaded(table))
+                return (204, None) if method == "HEAD" else (200, self._loaded(table))
             case "POST", []:
                 return 200, self._commit(identifier, body)
             case "DELETE", []:
@@ -152,8 +198,9 @@ class RestCatalogServer:
         named = {"identifier": {"namespace": identifier[:-1], "name": identifier[-1]}, **json.loads(body)}
         asked = CommitTableRequest.model_validate(named)
         table = self.catalog.load_table(identifier)
-        requirements = tuple(r for r in asked.requirements if not _is_met(r, table))
-        response = self.catalog.commit_table(table, requirements, asked.updates)
+        requirements = tuple(r for r in asked.requirements if not self._is_met(r, table))
+        updates = tuple(u for u in asked.updates if not (Limit.REFS in self.limits and _is_of_other_ref(u)))
+        response = self.catalog.commit_table(table, requirements, updates)
         self.commits += 1
         if self.loss is Loss.REPLY:
             raise ConnectionAbortedError
@@ -163,7 +210,22 @@ class RestCatalogServer:
             msg = "the answer was lost inside the server"
             raise RuntimeError(msg)
         answer: dict[str, Any] = json.loads(response.model_dump_json(by_alias=True))
-        return answer
+        return {**answer, "metadata": self._shown(answer["metadata"])}
+
+    def _is_met(self, requirement: TableRequirement, table: Table) -> bool:
+        return Limit.CONDITIONS in self.limits or _is_met(requirement, table)
+
+    def _loaded(self, table: Table) -> dict[str, Any]:
+        metadata = self._shown(json.loads(table.metadata.model_dump_json(by_alias=True)))
+        return {"metadata-location": table.metadata_location, "metadata": metadata, "config": self._vend()}
+
+    def _shown(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """What a client sees of a table's metadata."""
+        head = metadata.get("current-snapshot-id")
+        if Limit.VERSIONS not in self.limits or head is None:
+            return metadata
+        newest = [{**s, "parent-snapshot-id": None} for s in metadata["snapshots"] if s["snapshot-id"] == head]
+        return {**metadata, "snapshots": newest, "refs": {"main": metadata["refs"]["main"]}, "snapshot-log": []}
 
 
 def _handler(server: RestCatalogServer) -> type[BaseHTTPRequestHandler]:
@@ -211,9 +273,8 @@ def _namespace(name: str) -> tuple[str, ...]:
     return tuple(unquote(name).split(_SEPARATOR))
 
 
-def _loaded(table: Table) -> dict[str, Any]:
-    metadata = json.loads(table.metadata.model_dump_json(by_alias=True))
-    return {"metadata-location": table.metadata_location, "metadata": metadata, "config": {}}
+def _is_of_other_ref(update: TableUpdate) -> bool:
+    return isinstance(update, SetSnapshotRefUpdate | RemoveSnapshotRefUpdate) and update.ref_name != "main"
 
 
 def _error(kind: str, message: str, status: int) -> dict[str, Any]:

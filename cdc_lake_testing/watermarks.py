@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from deltalake import DeltaTable
-
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import SilverMissing
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_table import Marker, iceberg_table, read_marker
+from cdc_lake.tables.iceberg_table_log import iceberg_table
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import Marker
 
 
 def targets(project: Project) -> list[Target]:
@@ -40,7 +40,7 @@ def _markers(project: Project, target: Target, stream: str) -> list[Marker]:
     found = []
     for version in _versions(project, target):
         try:
-            found.append(read_marker(project, target, stream, version))
+            found.append(table_log(project, target).marker(stream, version))
         except SilverMissing:  # its log entry, or the version itself, was let go
             continue
     return found
@@ -48,8 +48,8 @@ def _markers(project: Project, target: Target, stream: str) -> list[Marker]:
 
 def _versions(project: Project, target: Target) -> list[int]:
     if target.format == "delta":
-        folder = str(project.silver_path(target))
-        return list(range(DeltaTable(folder).version() + 1)) if DeltaTable.is_deltatable(folder) else []
+        newest = table_log(project, target).version()
+        return [] if newest is None else list(range(newest + 1))
     table = iceberg_table(project, target)
     return [] if table is None else [entry.snapshot_id for entry in table.history()]
 
@@ -81,7 +81,7 @@ class Watch:
             self.wrong.append(f"bronze went back from {self._bronze[1:]} to {(upto, confirm)}")
         self._bronze = now
         for target in targets(self.project):
-            marker = read_marker(self.project, target, state.stream)
+            marker = table_log(self.project, target).marker(state.stream)
             before = self._silver.get(target.source)
             if before is not None and _place(marker) < _place(before):
                 self.wrong.append(f"{target.label} went back from {before.position} to {marker.position}")

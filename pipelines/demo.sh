@@ -1,6 +1,7 @@
 #!/bin/sh
 # The demo: nothing but a pipeline file, the public commands, and a workload. A second run goes on from the slot.
 # SOURCE=gaussdb does the same through a server that speaks as GaussDB, in front of the same PostgreSQL.
+# ENVIRONMENT=store, set by shop_store.py, puts the lake into an object store and applies it with a Spark cluster.
 set -e
 cd "$(dirname "$0")/.."
 
@@ -15,10 +16,12 @@ case "$SOURCE" in
   gaussdb) PIPELINE=pipelines/gaussdb.yaml ;;
   *) echo "SOURCE is postgres or gaussdb, not \`$SOURCE\`" >&2; exit 2 ;;
 esac
-cdc() { printf '$ cdc-lake %s --pipeline %s\n' "$*" "$PIPELINE" >&2; cdc-lake "$@" --pipeline "$PIPELINE"; }
+ARGS="--pipeline $PIPELINE${ENVIRONMENT:+ --env $ENVIRONMENT}"
+cdc() { printf '$ cdc-lake %s %s\n' "$*" "$ARGS" >&2; cdc-lake "$@" $ARGS; }
 
 say "1  a PostgreSQL with a small shop"
 python pipelines/shop_workload.py start "$SOURCE"
+[ -z "$ENVIRONMENT" ] || python pipelines/shop_store.py forget
 
 say "2  the initial copy, at the slot's consistent point (a second run: what came since)"
 cdc run --once --only receive
@@ -36,6 +39,7 @@ say "6  what is in quarantine, how far behind, and the report"
 cdc status
 cdc report
 
+[ -z "$ENVIRONMENT" ] || exit 0
 say "next"
 next() { printf '  %-72s# %s\n' "$1" "$2"; }
 next "cdc-lake inspect row public.customers 1901 -p $PIPELINE" "every change of one row, from bronze"

@@ -71,6 +71,7 @@ LONGEST = {
     "tests/spark/test_apply_concurrent.py", "tests/spark/test_quarantine_decisions.py", "tests/spark/test_kinds.py", "tests/spark/test_odd_values.py",
     "tests/spark/test_ownership.py", "tests/spark/test_rebuild.py", "tests/spark/test_remedies.py", "tests/spark/test_resync.py",
     "tests/spark/test_resync_in_group.py", "tests/spark/test_apply_jvm_failure.py", "tests/spark/test_transforms.py", "tests/live/test_remedies.py",
+    "tests/spark/test_lake_in_store.py", "tests/spark/test_spark_cluster.py",
     "tests/live/test_gaussdb_receive.py", "tests/live/test_gaussdb_remedies.py", "tests/live/test_gaussdb_slots.py",
 }  # fmt: skip
 """Files that take longest. A run of the whole suite at the small budget draws a third of the tests of each, and half of

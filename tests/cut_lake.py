@@ -16,7 +16,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.tables.catalog import catalog_address, open_catalog
 from cdc_lake.tables.control_schema import CutRow
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.iceberg_table_log import iceberg_table
 from cdc_lake_testing.messages import raw_transaction, table
 from tests.pipeline_file import make_project
 

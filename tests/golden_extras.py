@@ -14,6 +14,7 @@ from cdc_lake.cli.project_template import scaffold
 from cdc_lake.config.loader import load_project
 from cdc_lake.connectors.prepared_transactions import PreparedTransactions, prepared_files
 from cdc_lake.connectors.spool import Spool
+from cdc_lake.control.cuts import PinnedCut, WrittenCut, record
 from cdc_lake.decode.pgoutput.assembler import Assembler
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.undecodable import PgoutputFormat, StoreUndecodable
@@ -40,6 +41,7 @@ def beside(root: Path) -> None:
     """Make all of it in the project of the golden lake."""
     (root / "early.yaml").write_text(YAML.replace("pipeline: shop", "pipeline: early"))
     _stuck(root / "stuck.yaml")
+    _named(root / "named.yaml")
     _phased(root / "phased.yaml")
     scaffold("databricks", root / "jobs")
     _odd(root / "odd.yaml")
@@ -47,6 +49,16 @@ def beside(root: Path) -> None:
     with tarfile.open(OLD) as archive:
         unpack(archive, root / "old")
     (root / "old" / "old.yaml").write_text(OLD_YAML)
+
+
+def _named(file: Path) -> None:
+    """A pipeline with a metastore, and a pinned cut."""
+    file.write_text(
+        YAML.replace("pipeline: shop", "pipeline: named") + "lake: {delta: {metastore: 'thrift://h:9083'}}\n"
+    )
+    control = ControlTables(load_project(file).control, durability="os")
+    pinned = WrittenCut(1, STREAM, 2000, T0, T0, {})
+    record(control, PinnedCut("month_end", scheduled=False, cut=pinned, until=None), T0)
 
 
 def _stuck(file: Path) -> None:

@@ -18,7 +18,7 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.model.change import Change, Insert, Update
 from cdc_lake.model.relation import Relation
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.messages import table
 
 CURRENCIES = {"euro": ("d1", "d2"), "yen": ("d1", "i1"), "peso": ("i1", "i2")}
@@ -115,6 +115,6 @@ def _read(document: str, root: Path, stop: Event, reads: Any, naively_broken: An
         if reads.value % _NAIVE_EVERY == 0:
             naive += 1
             naively_broken.value += (
-                total(lambda name: read_silver(project, project.target(TABLES[name].table)), currency) != TOTAL
+                total(lambda name: table_log(project, project.target(TABLES[name].table)).read(), currency) != TOTAL
             )
     answer.send({"broken": broken, "naive": naive, "cuts": len(positions)})

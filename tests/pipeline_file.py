@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cdc_lake.config.loader import load_project
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake_testing.object_store import ACCESS_KEY, SECRET_KEY, LocalStore
 from tests.conftest import Database
 
 FILE = """\
@@ -27,10 +30,32 @@ source:
 {more}"""
 
 
+@cache
+def running_store() -> LocalStore:
+    """The store of this process."""
+    store = LocalStore()
+    store.bucket("lake")
+    return store
+
+
+def lake_section(root: Path) -> dict[str, Any]:
+    """Section `lake` of a pipeline in this folder: in an object store if CDC_LAKE_TEST_LAKE is `s3`, otherwise nothing."""
+    if os.environ.get("CDC_LAKE_TEST_LAKE") != "s3":
+        return {}
+    storage = {
+        "endpoint": running_store().endpoint, "region": "us-east-1", "allow_http": True,
+        "access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY,
+    }  # fmt: skip
+    folder = "-".join(root.parts[-2:])
+    return {
+        "lake": {"path": f"s3://lake/{folder}", "storage": storage, "iceberg": {"uri": f"sqlite:///{root}/catalog.db"}}
+    }
+
+
 def make_project(root: Path, name: str = "shop", **sections: Any) -> Project:
     """A project of which nothing is on disk, on a PostgreSQL that nobody asks."""
     source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-    values = {"version": 1, "pipeline": name, "source": source, **sections}
+    values = {"version": 1, "pipeline": name, "source": source, **lake_section(root), **sections}
     root.mkdir(parents=True, exist_ok=True)
     return Project(Pipeline.model_validate(values), root / "shop.yaml", root)
 

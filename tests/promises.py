@@ -18,6 +18,10 @@ class Promise:
     """How many different faults must have come about."""
     budget: int = 10
     """CDC_LAKE_BUDGET of a full run."""
+    lake: str = ""
+    """CDC_LAKE_TEST_LAKE of a run: `s3` puts the lake into an object store."""
+    counted_as: str = ""
+    """The promise whose tests these are, if another one's."""
     side_by_side: bool = False
     """Whether two files of them may run at a time: none asserts what it takes."""
 
@@ -203,6 +207,40 @@ PROMISES = (
         ("tests/unit/test_secrets_canary.py", "tests/live/test_secrets_live.py", "tests/live/test_source_losses.py"),
         {"paths": 250},
         kinds=16,
+    ),
+    Promise(
+        "R21",
+        "with the lake in an object store, the receiver survives kill -9 at each of its crash points, with twenty seeds",
+        ("tests/live/test_receiver_kills.py",),
+        {"kills": 260},
+        lake="s3",
+        counted_as="R1",
+    ),
+    Promise(
+        "R22",
+        "with the lake in an object store, silver survives an interruption of every step of apply, maintenance, a layout change "
+        "and a rebuild, and the death of the JVM, of Python, or of both",
+        ("tests/spark/test_apply_crashes.py", "tests/spark/test_apply_kills.py"),
+        {"breaks": 150, "kills with the JVM": 14, "kills of Python alone": 10},
+        kinds=22,  # without those of Spark's stream on bronze, which there is only in a folder
+        lake="s3",
+        counted_as="R3",
+    ),
+    Promise(
+        "R23",
+        "with the lake in an object store, of two receivers, with maintenance running as well, the second is fenced",
+        ("tests/live/test_concurrent_receivers.py",),
+        {"rounds": 100},
+        lake="s3",
+        counted_as="R16",
+    ),
+    Promise(
+        "R24",
+        "a lake in an object store loses and doubles nothing if requests fail, also after they were carried out, are slow or refused "
+        "for a while; two writers of a Delta table lose no commit",
+        ("tests/spark/test_lake_in_store.py",),
+        {"requests hit": 500, "commits that raced": 100},
+        kinds=3,
     ),
 )
 

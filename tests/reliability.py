@@ -121,6 +121,7 @@ def tried(promise: Promise, chance: str, *, small: bool) -> Found:
         file.touch()
         budget = "1" if small else str(promise.budget)
         settings = {"CDC_LAKE_TALLY": str(file), "CDC_LAKE_BUDGET": budget, "CDC_LAKE_CHANCE": chance}
+        settings |= {"CDC_LAKE_TEST_LAKE": promise.lake} if promise.lake else {}
         ours = {name: value for name, value in os.environ.items() if name != "CDC_LAKE_SEED"}  # one seed alone
 
         def passed(tests: Sequence[str]) -> bool:
@@ -131,7 +132,7 @@ def tried(promise: Promise, chance: str, *, small: bool) -> Found:
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             each = [(test,) for test in promise.tests] if promise.side_by_side else [promise.tests]
             all_passed = all([*pool.map(passed, each)])
-        counts, faults = added_up(file.read_text(encoding="utf-8").splitlines(), promise.number)
+        counts, faults = added_up(file.read_text(encoding="utf-8").splitlines(), promise.counted_as or promise.number)
     return Found(promise, all_passed, counts, faults, time.monotonic() - began)
 
 

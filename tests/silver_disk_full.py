@@ -25,7 +25,7 @@ from cdc_lake.model.change import Change, Insert, Transaction, Update
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.applier import watching
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.spark_session import RUNTIME_SETTINGS, start
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.conftest import INTERPRETED
@@ -60,7 +60,7 @@ def advance(project: Project, spark: Any) -> dict[str, str]:
 
 
 def seen(project: Project, fmt: str) -> dict[int, str]:
-    found = read_silver(project, project.target(TABLES[fmt].table)).to_pylist()
+    found = table_log(project, project.target(TABLES[fmt].table)).read().to_pylist()
     rows = {row["id"]: row["note"] for row in found}
     assert len(rows) == len(found), "a row is there twice"
     return rows

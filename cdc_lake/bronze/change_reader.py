@@ -12,32 +12,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
-from weakref import finalize
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_lake.bronze import typed_changes
 from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, RELATION, SNAPSHOT, TRUNCATE, UNDECODABLE, UPDATE
 from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.hash_chain import ChainVerdict
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader, decoded_later, in_order, relation_of, span_filter
-from cdc_lake.bronze.span_index import DataFileCache
-from cdc_lake.bronze.typed_changes import SOURCES as TYPED_SOURCES
-from cdc_lake.bronze.typed_changes import (
-    Misfits,
-    TableColumns,
-    changes_sql,
-    query_files,
-    register,
-    register_lasting,
-    transactions_sql,
-    typed_changes,
-)
 from cdc_lake.errors import BronzeDamaged, NotInBronze, TransactionUndecoded
 from cdc_lake.model.position import END, Span, parse_position
 from cdc_lake.model.relation import Relation, TableName
@@ -112,15 +97,11 @@ _CHANGES = (INSERT, UPDATE, DELETE, TRUNCATE)
 
 
 class ChangeReader:
-    """A bronze table to read. Each call uses the newest version; one instance per thread.
-
-    From an object store, Spark reads local copies, which exist as long as this object.
-    """
+    """A bronze table to read. Each call uses the newest version; one instance per thread."""
 
     def __init__(self, reader: BronzeReader) -> None:
         self._reader = reader
         self._layouts: dict[int, Relation] = {}
-        self._nearby: DataFileCache | None = None
 
     def span(self, after: str | int | None = None, upto: str | int | None = None, *, epoch: int | None = None) -> Span:
         """The transactions after `after`, up to and including `upto`, of one epoch: by default all of the newest one.
@@ -147,7 +128,7 @@ class ChangeReader:
         span: Span | None = None,
         *,
         typed: bool = True,
-        misfits: Misfits = "stop",
+        misfits: typed_changes.Misfits = "stop",
         snapshot: bool = False,
     ) -> pa.Table:
         """The changes of a table in order, in its own columns (`bronze.typed_changes`); without a span of all epochs.
@@ -166,7 +147,7 @@ class ChangeReader:
         span: Span | None = None,
         *,
         typed: bool = True,
-        misfits: Misfits = "stop",
+        misfits: typed_changes.Misfits = "stop",
         snapshot: bool = False,
     ) -> pa.RecordBatchReader:
         """The same as a stream of record batches, for spans larger than memory. Errors are raised during reading."""
@@ -174,15 +155,17 @@ class ChangeReader:
         asked = self._plan_read(table, span, snapshot=snapshot)
         of = self._columns(asked)
         schema = of.schema(typed=typed, misfits=misfits)
-        parts = in_order(asked.files, asked.paths, TYPED_SOURCES, asked.wanted)
-        tables = (typed_changes(part, of, typed=typed, misfits=misfits) for part in parts)
+        parts = in_order(asked.files, asked.paths, typed_changes.SOURCES, asked.wanted)
+        tables = (typed_changes.typed_changes(part, of, typed=typed, misfits=misfits) for part in parts)
         return pa.RecordBatchReader.from_batches(schema, chain.from_iterable(table.to_batches() for table in tables))
 
-    def columns(self, table: TableName | str, span: Span | None = None, *, snapshot: bool = False) -> TableColumns:
+    def columns(
+        self, table: TableName | str, span: Span | None = None, *, snapshot: bool = False
+    ) -> typed_changes.TableColumns:
         """The columns of a table's changes in a span. Raises NotInBronze if there is no such table."""
         return self._columns(self._plan_read(table, span, snapshot=snapshot))
 
-    def _columns(self, asked: _Asked) -> TableColumns:
+    def _columns(self, asked: _Asked) -> typed_changes.TableColumns:
         numbers: dict[int, None] = {}
         for part in asked.files.batches(asked.paths, ["layout"], asked.wanted):
             used = part["layout"].drop_null().combine_chunks()
@@ -191,12 +174,12 @@ class ChangeReader:
                 numbers[number] = None
         if not numbers:
             relation = self._newest(asked)
-            return TableColumns(asked.table, {relation.layout: relation})
+            return typed_changes.TableColumns(asked.table, {relation.layout: relation})
         self._learn(set(numbers), asked)
         if unknown := [number for number in numbers if number not in self._layouts]:
             what = f"bronze has no description of layout {unknown[0]} of {asked.table}"
             raise BronzeDamaged(what, where=self._reader.place)
-        return TableColumns(asked.table, {number: self._layouts[number] for number in numbers})
+        return typed_changes.TableColumns(asked.table, {number: self._layouts[number] for number in numbers})
 
     # ── transactions ──
 
@@ -224,7 +207,7 @@ class ChangeReader:
         table: TableName | str,
         span: Span | None = None,
         *,
-        misfits: Misfits = "stop",
+        misfits: typed_changes.Misfits = "stop",
         snapshot: bool = False,
     ) -> DataFrame:
         """The result of `changes` as a DataFrame without order, from the current files of bronze."""
@@ -232,14 +215,14 @@ class ChangeReader:
         of, later = self._columns(asked), decoded_later(asked.files)
         # an undecodable transaction need not name the table
         paths = [*dict.fromkeys([*asked.paths, *asked.files.select_span(span, UNDECODABLE)])]
-        query = partial(changes_sql, of=of, span=span, misfits=misfits, snapshot=snapshot, later=later)
-        return query_files(spark, self._local_paths(asked.files, paths), query)
+        query = partial(typed_changes.changes_sql, of=of, span=span, misfits=misfits, snapshot=snapshot, later=later)
+        return typed_changes.query_files(spark, asked.files.for_spark(paths), query)
 
     def spark_transactions(self, spark: SparkSession, span: Span | None = None) -> DataFrame:
         """The result of `transactions` as a DataFrame without order."""
         files = self._reader.files()
-        paths = self._local_paths(files, files.select_span(span, COMMIT))
-        return query_files(spark, paths, partial(transactions_sql, span=span))
+        paths = files.for_spark(files.select_span(span, COMMIT))
+        return typed_changes.query_files(spark, paths, partial(typed_changes.transactions_sql, span=span))
 
     def register_views(self, spark: SparkSession, *, database: str | None = None) -> tuple[str, ...]:
         """Create a SQL view of each table's changes, and `transactions`; returns their names.
@@ -250,17 +233,9 @@ class ChangeReader:
         """
         shapes = [self.columns(table, snapshot=True) for table in self.tables()]
         if database is not None:
-            return register_lasting(spark, self._reader, shapes, database)
+            return typed_changes.register_lasting(spark, self._reader, shapes, database)
         files = self._reader.applied_files()
-        return register(spark, self._local_paths(files, files.select()), shapes, later=decoded_later(files))
-
-    def _local_paths(self, files: Files, paths: list[str]) -> list[str]:
-        """Local paths of data files for Spark."""
-        if self._nearby is None:
-            folder = mkdtemp(prefix="cdc_lake_")
-            finalize(self, rmtree, folder, ignore_errors=True)
-            self._nearby = DataFileCache(Path(folder))
-        return self._nearby.local_paths(files, paths)
+        return typed_changes.register(spark, files.for_spark(files.select()), shapes, later=decoded_later(files))
 
     # ── files ──
 

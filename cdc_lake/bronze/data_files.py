@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ from cdc_lake.errors import BronzeDamaged, BronzeUnknown
 from cdc_lake.model.position import Span
 from cdc_lake.tables.files import Rows
 from cdc_lake.tables.object_store import reading
+from cdc_lake.tables.store_options import address_of
 
 BOUNDED = tuple(f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.name not in {"info", "raw"})
 """Columns for which every data file of bronze has exact bounds."""
@@ -68,15 +69,19 @@ class Files:
         """The files of a table that does not exist."""
         return cls(pa.table({"path": pa.array([], pa.string())}))
 
-    @property
-    def is_local(self) -> bool:
-        """Whether they are on this machine."""
-        return isinstance(self.filesystem, pafs.LocalFileSystem)
-
     @cached_property
     def paths(self) -> list[str]:
         """Where the files are in the file system."""
         return list(self.actions["path"].to_pylist())
+
+    def for_spark(self, paths: Sequence[str]) -> list[str]:
+        """Paths or addresses by which Spark reads some of the files."""
+        return [address_of(self.filesystem_of(path), path) for path in paths]
+
+    def filesystem_of(self, path: str) -> pafs.FileSystem:
+        """The file system that has one of the files."""
+        del path
+        return self.filesystem
 
     def select(
         self,
@@ -139,17 +144,23 @@ class Files:
 
     def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
         """The requested columns of the given files, with their rows in order."""
+        empty = pa.schema([SCHEMA.field(name) for name in columns]).empty_table()
+        return pa.concat_tables([empty, *self.scan(paths, columns, wanted)])
+
+    def scan(
+        self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
+    ) -> Iterator[pa.Table]:
+        """The same rows in parts, with several files read at once."""
         schema = pa.schema([SCHEMA.field(name) for name in columns])
-        if not paths:
-            return schema.empty_table()
-        with reading(paths[0]), _raise_bronze_damaged(paths):
-            dataset = ds.dataset(list(paths), schema=SCHEMA, format="parquet", filesystem=self.filesystem)
-            return dataset.to_table(columns=list(columns), filter=wanted).cast(schema)
+        if paths:
+            with reading(paths[0]), _raise_bronze_damaged(paths):
+                dataset = ds.dataset(list(paths), schema=SCHEMA, format="parquet", filesystem=self.filesystem)
+                yield from _parts(dataset.scanner(columns=list(columns), filter=wanted), schema)
 
     def memory_bytes(self, path: str) -> int:
         """Approximate bytes of a file's rows in memory, from its footer."""
         with reading(path), _raise_bronze_damaged([path]):
-            footer = pq.read_metadata(path, filesystem=self.filesystem)
+            footer = pq.read_metadata(path, filesystem=self.filesystem_of(path))
         groups = (footer.row_group(index) for index in range(footer.num_row_groups))
         return int(_A_ROW * footer.num_rows + sum(group.total_byte_size for group in groups))
 
@@ -171,7 +182,7 @@ class Files:
         """
         for path in paths:
             with reading(path), _raise_bronze_damaged([path]):
-                (fragment,) = _open(self.filesystem, path).get_fragments()
+                (fragment,) = _open(self.filesystem_of(path), path).get_fragments()
                 for number in range(fragment.num_row_groups):
                     group = fragment.subset(schema=SCHEMA, row_group_ids=[number])
                     scanner = group.scanner(SCHEMA, batch_size=_AT_ONCE, batch_readahead=0, fragment_readahead=0)
@@ -183,7 +194,7 @@ class Files:
         """
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         with reading(path), _raise_bronze_damaged([path]):
-            for fragment in _open(self.filesystem, path).get_fragments():
+            for fragment in _open(self.filesystem_of(path), path).get_fragments():
                 subset = fragment.subset(filter=wanted, schema=SCHEMA)
                 scanner = subset.scanner(
                     SCHEMA, columns=list(columns), batch_size=_AT_ONCE, batch_readahead=2, fragment_readahead=1
@@ -194,7 +205,7 @@ class Files:
     @cached_property
     def _open_cached(self) -> Callable[[str], ds.Dataset]:
         """One file; the footers of recently read files are cached."""
-        return lru_cache(_OPEN)(partial(_open, self.filesystem))
+        return lru_cache(_OPEN)(lambda path: _open(self.filesystem_of(path), path))
 
     def _actions_of(self, paths: Sequence[str]) -> pa.Table:
         """The actions of some of the files."""

@@ -17,23 +17,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
+from cdc_lake.bronze import data_files
 from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, StreamCheckpoint, confirm_app, order_app
-from cdc_lake.bronze.data_files import (
-    BOUNDED,
-    CONTRACT_PROPERTY,
-    LOOSE,
-    PLAIN,
-    TRIMMED_PROPERTY,
-    CommittedState,
-    Files,
-    WrittenFile,
-    check_contract,
-    from_note,
-    from_rows,
-    note_of,
-    trimmed_of,
-    trimmed_text,
-)
 from cdc_lake.errors import AnotherReceiver, BronzeAltered, BronzeDamaged, BronzeNotWritten, BronzeUnknown
 from cdc_lake.tables.delta_log import DeltaCommitFailed, changed_by, note_in
 from cdc_lake.tables.delta_storage import Action, DeltaStorage, LocalDeltaStorage
@@ -76,9 +61,9 @@ class DeltaBronzeTable:
             if table is None:
                 return False
             properties = self._place.ask(table.metadata).configuration
-            if CONTRACT_PROPERTY not in properties:
+            if data_files.CONTRACT_PROPERTY not in properties:
                 raise BronzeUnknown("the folder contains a Delta table that is not a bronze table", where=self.place)
-            check_contract(properties[CONTRACT_PROPERTY], self.place)
+            data_files.check_contract(properties[data_files.CONTRACT_PROPERTY], self.place)
             self._table, self._cached_state, self._newest = table, None, None
         else:
             self._place.refresh(self._table)
@@ -86,7 +71,7 @@ class DeltaBronzeTable:
 
     def create(self) -> None:
         """Create the empty table."""
-        properties = {"delta.appendOnly": "true", CONTRACT_PROPERTY: str(CONTRACT_VERSION)}
+        properties = {"delta.appendOnly": "true", data_files.CONTRACT_PROPERTY: str(CONTRACT_VERSION)}
         self._table = self._place.create(SCHEMA, properties)
 
     def state(self) -> StreamCheckpoint | None:
@@ -106,7 +91,7 @@ class DeltaBronzeTable:
         raise BronzeAltered(f"{changed}{after_own}", where=self.place, hint=remedy)
 
     def _state(self) -> StreamCheckpoint | None:
-        note = self._load_newest().note or from_rows(self.files())
+        note = self._load_newest().note or data_files.from_rows(self.files())
         if note is None:
             return None
         upto, confirm = self._marker(order_app(note.stream)), self._marker(confirm_app(note.stream))
@@ -118,28 +103,30 @@ class DeltaBronzeTable:
         """The version of the application transaction."""
         return self._marker(app)
 
-    def files(self) -> Files:
+    def files(self) -> data_files.Files:
         """The files and bounds in the log."""
         actions = pa.table(self._place.ask(lambda: self._open_table.get_add_actions(flatten=True)))
         paths = [self._place.path(unquote(path)) for path in actions["path"].to_pylist()]
         index = actions.column_names.index("path")
-        return Files.from_actions(
+        return data_files.Files.from_actions(
             actions.set_column(index, "path", pa.array(paths, pa.string())), self._place.filesystem
         )
 
-    def write(self, rows: Rows) -> WrittenFile:
+    def write(self, rows: Rows) -> data_files.WrittenFile:
         """Write one Parquet file, not yet in the log."""
         try:
-            action = self._place.write(rows, stats=BOUNDED, loose=LOOSE, plain=PLAIN)
+            action = self._place.write(rows, stats=data_files.BOUNDED, loose=data_files.LOOSE, plain=data_files.PLAIN)
         except OSError as cause:
             raise BronzeNotWritten("a data file could not be written", where=self.place) from cause
-        return WrittenFile(action, action.size)
+        return data_files.WrittenFile(action, action.size)
 
-    def commit(self, files: Sequence[WrittenFile], state: StreamCheckpoint, chunks: Mapping[str, int]) -> int:
+    def commit(
+        self, files: Sequence[data_files.WrittenFile], state: StreamCheckpoint, chunks: Mapping[str, int]
+    ) -> int:
         """Write one log entry, as the version directly after the current one."""
         apps = {order_app(state.stream): state.upto, confirm_app(state.stream): state.confirm, **chunks}
         actions = [written.file for written in files]
-        return self._make(lambda table: self._place.commit(table, actions, apps=apps, note=note_of(state)))
+        return self._make(lambda table: self._place.commit(table, actions, apps=apps, note=data_files.note_of(state)))
 
     # ── upkeep (`bronze.compaction.MaintainedTable`) ──
 
@@ -147,15 +134,17 @@ class DeltaBronzeTable:
         """Set the retention of the log, so that checkpoints do not list files replaced long ago."""
         properties = self._place.ask(self._open_table.metadata).configuration
         if missing := {name: value for name, value in _SHORT_LOG.items() if properties.get(name) != value}:
-            self._make(lambda table: self._place.set_properties(table, missing, note_of(state)))
+            self._make(lambda table: self._place.set_properties(table, missing, data_files.note_of(state)))
 
     def exchange(
-        self, removed: Sequence[str], files: Sequence[WrittenFile], state: StreamCheckpoint, *, gone: bool
+        self, removed: Sequence[str], files: Sequence[data_files.WrittenFile], state: StreamCheckpoint, *, gone: bool
     ) -> int:
         """Write one log entry, which streaming readers skip."""
         names = [path.rpartition("/")[2] for path in removed]
         if gone and self._place.ask(self._open_table.metadata).configuration.get(_APPEND_ONLY) == "true":
-            self._make(lambda table: self._place.set_properties(table, {_APPEND_ONLY: "false"}, note_of(state)))
+            self._make(
+                lambda table: self._place.set_properties(table, {_APPEND_ONLY: "false"}, data_files.note_of(state))
+            )
         now = time.time_ns() // 1_000_000
         sizes = dict(zip(self.files().paths, self.files().actions["size_bytes"].to_pylist(), strict=True))
         added: list[AddAction] = [written.file for written in files]
@@ -166,16 +155,18 @@ class DeltaBronzeTable:
         for path, name in zip(removed, names, strict=True):
             actions.append(RemoveAction(name, gone, now, size=sizes[path], partition_values={}))
         self._place.mark_replaced(names)
-        return self._make(lambda table: self._place.commit(table, actions, apps={}, note=note_of(state)))
+        return self._make(lambda table: self._place.commit(table, actions, apps={}, note=data_files.note_of(state)))
 
     def last_trimmed(self) -> Mapping[int, tuple[int, bytes]]:
         """From the table's properties."""
-        return trimmed_of(self._place.ask(self._open_table.metadata).configuration.get(TRIMMED_PROPERTY))
+        return data_files.trimmed_of(
+            self._place.ask(self._open_table.metadata).configuration.get(data_files.TRIMMED_PROPERTY)
+        )
 
     def record_trimmed(self, trimmed: Mapping[int, tuple[int, bytes]], state: StreamCheckpoint) -> None:
         """As a property of the table."""
-        properties = {TRIMMED_PROPERTY: trimmed_text(trimmed)}
-        self._make(lambda table: self._place.set_properties(table, properties, note_of(state)))
+        properties = {data_files.TRIMMED_PROPERTY: data_files.trimmed_text(trimmed)}
+        self._make(lambda table: self._place.set_properties(table, properties, data_files.note_of(state)))
 
     def leftovers(self, now: float, files_seconds: float | None) -> OrphanFiles | None:
         """Log entries that a checkpoint replaces, and data files that no version refers to."""
@@ -231,7 +222,7 @@ class DeltaBronzeTable:
             if (entry := self._place.entry(candidate)) is not None:
                 note = note_in(entry)
                 if note is not None and "stream" in note:
-                    newest = _Newest(candidate, from_note(note), others)
+                    newest = _Newest(candidate, data_files.from_note(note), others)
                     break
                 others.append((candidate, entry))
         self._newest = self.version, newest
@@ -243,5 +234,5 @@ class _Newest:
     """Our newest version, its metadata, and the log entries of others after it, newest first."""
 
     version: int | None
-    note: CommittedState | None
+    note: data_files.CommittedState | None
     others: Sequence[tuple[int, str]]

@@ -24,19 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, MESSAGE, TRUNCATE, UNDECODABLE, UPDATE
+from cdc_lake.decode import hashing
 from cdc_lake.decode.change_batch import ChangeColumns
 from cdc_lake.decode.digests import digests_of_rows
-from cdc_lake.decode.hashing import (
-    Content,
-    Digests,
-    canonical_bytes,
-    canonical_relation,
-    canonical_tuple,
-    canonical_undecodable,
-    chain_of,
-    content_of,
-    digest_of,
-)
 from cdc_lake.decode.undecodable import READING_FIELD
 from cdc_lake.model.change import Undecoded
 from cdc_lake.model.relation import Relation
@@ -76,7 +66,7 @@ class Link:
     def __init__(self, previous: bytes, layouts: Mapping[int, Relation]) -> None:
         self._previous = previous
         self._layouts = layouts
-        self._content = Content()
+        self._content = hashing.Content()
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._rows = 0
         self._undecoded = 0
@@ -127,7 +117,7 @@ class Link:
 
     def _change(self, row: tuple[Any, ...]) -> None:
         op, relation, number = row[_OP], row[_RELATION], row[_LAYOUT]
-        digest = digest_of(_canonical(row))
+        digest = hashing.digest_of(_canonical(row))
         layout = None if number is None else self._layouts.get(number)
         described = layout is not None and str(layout.table) == relation
         if not described and (number is not None or op in _OF_TABLE):
@@ -142,7 +132,7 @@ class Link:
 
     def _close(self, commit_info: dict[str, Any], row: tuple[Any, ...]) -> LinkedTransaction:
         content = self._content.root()
-        hashed = chain_of(self._previous, self.position, content)
+        hashed = hashing.chain_of(self._previous, self.position, content)
         if commit_info["counts"] != self._counts or not self._all_or_none(commit_info):
             raise ChainMismatch("its changes are not the ones that its COMMIT row counts")
         if commit_info["content"] != content.hex():
@@ -170,8 +160,8 @@ def link_transaction(
     """A transaction whose rows are right, if its COMMIT row agrees; otherwise None, and the rows show why."""
     try:
         commit_info = json.loads(info or "")
-        content = content_of(digests)
-        hashed = chain_of(previous, position, content)
+        content = hashing.content_of(digests)
+        hashed = hashing.chain_of(previous, position, content)
         stated = (commit_info["counts"], commit_info["content"], commit_info["hash"])
         if stated == (counts, content.hex(), hashed.hex()) and "undecodable" not in commit_info:
             return LinkedTransaction(position, hashed, len(digests), int(commit_info["empty_before"]), csn)
@@ -193,7 +183,7 @@ def _canonical(row: tuple[Any, ...]) -> bytes:
     op, relation, info = row[_OP], row[_RELATION], row[_INFO]
     if op == UNDECODABLE:
         reading = json.loads(info or "{}").get(READING_FIELD, "")
-        return canonical_undecodable(reading, relation, row[_RAW])
+        return hashing.canonical_undecodable(reading, relation, row[_RAW])
     if row[_RAW] is not None or (op not in _TUPLE_OPS and any(value is not None for value in row[_NEW:_RAW])):
         raise ValueError(op)
     if (op in _OF_TABLE) != (relation is not None):
@@ -201,19 +191,19 @@ def _canonical(row: tuple[Any, ...]) -> bytes:
     if op == MESSAGE:
         details = json.loads(info)
         prefix, content = str(details["prefix"]).encode(), base64.b64decode(details["content"], validate=True)
-        return b"M" + canonical_bytes(prefix) + canonical_bytes(content)
+        return b"M" + hashing.canonical_bytes(prefix) + hashing.canonical_bytes(content)
     if op not in _OF_TABLE:
         raise ValueError(op)
-    canonical: bytes = op.encode() + canonical_relation(relation)
+    canonical: bytes = op.encode() + hashing.canonical_relation(relation)
     if op == TRUNCATE:
         details = json.loads(info)
         return canonical + b"c" * bool(details["cascade"]) + b"r" * bool(details["restart_identity"])
     if row[_OLD] is not None:
-        canonical += {"key": b"K", "full": b"O"}[row[_KIND]] + canonical_tuple(row[_OLD])
+        canonical += {"key": b"K", "full": b"O"}[row[_KIND]] + hashing.canonical_tuple(row[_OLD])
     elif row[_KIND] is not None:
         raise ValueError(op)
     if row[_NEW] is not None:
-        canonical += b"N" + canonical_tuple(row[_NEW], frozenset(row[_UNCHANGED] or ()))
+        canonical += b"N" + hashing.canonical_tuple(row[_NEW], frozenset(row[_UNCHANGED] or ()))
     return canonical
 
 
@@ -290,7 +280,7 @@ class RowColumns:
 
     rows: pa.RecordBatch
     layouts: Mapping[int, Relation]
-    digests: Digests = field(init=False)
+    digests: hashing.Digests = field(init=False)
     """Digests of the changes that are right, in order."""
 
     def __post_init__(self) -> None:
@@ -354,7 +344,7 @@ class RowColumns:
         """Epoch and position of each row of a run or a complete transaction."""
         return list(zip(self._epoch.tolist(), self._position.tolist(), strict=True))
 
-    def digests_in(self, start: int, stop: int) -> Digests:
+    def digests_in(self, start: int, stop: int) -> hashing.Digests:
         """Digests of changes in a run or a complete transaction."""
         return self.digests[self._right_counts[start] : self._right_counts[stop]]
 

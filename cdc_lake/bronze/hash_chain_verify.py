@@ -19,21 +19,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_lake.bronze import hash_chain
 from cdc_lake.bronze.contract import RELATION, SNAPSHOT, StreamCheckpoint
 from cdc_lake.bronze.data_files import Files
-from cdc_lake.bronze.hash_chain import (
-    ROW,
-    ChainMismatch,
-    ChainVerdict,
-    ChangeRun,
-    CompleteTransaction,
-    EpochFacts,
-    Link,
-    LinkedTransaction,
-    RowColumns,
-    UnverifiedRows,
-    link_transaction,
-)
 from cdc_lake.bronze.reader import BronzeReader, relation_of, span_filter
 from cdc_lake.decode.hashing import GENESIS
 from cdc_lake.errors import BronzeBusy, BronzeDamaged
@@ -70,7 +58,7 @@ class _Epoch:
     """
 
     number: int
-    facts: EpochFacts
+    facts: hash_chain.EpochFacts
     position: int = -1
     hash: bytes = GENESIS
     counted: int | None = None
@@ -83,10 +71,10 @@ class ChainVerification:
     reader: BronzeReader
     pinned: PinnedVersion
     span: Span | None
-    epoch_facts: Mapping[int, EpochFacts]
+    epoch_facts: Mapping[int, hash_chain.EpochFacts]
     layouts: dict[int, Relation] = field(default_factory=dict)
     _current: _Epoch = field(init=False)
-    _link: Link | None = None
+    _link: hash_chain.Link | None = None
     _transactions: int = 0
     _changes: int = 0
     _empty: int = 0
@@ -95,9 +83,9 @@ class ChainVerification:
     _trimmed_end: tuple[int, int] | None = None
 
     @property
-    def verdict(self) -> ChainVerdict:
+    def verdict(self) -> hash_chain.ChainVerdict:
         """The result so far."""
-        return ChainVerdict(
+        return hash_chain.ChainVerdict(
             self._transactions,
             self._changes,
             self._last,
@@ -118,11 +106,11 @@ class ChainVerification:
         for rows in self._rows(report):
             for part in rows.parts():
                 match part:
-                    case CompleteTransaction():
+                    case hash_chain.CompleteTransaction():
                         is_verified = self._verify_transaction(rows, part)
-                    case ChangeRun():
+                    case hash_chain.ChangeRun():
                         is_verified = self._run(rows, part)
-                    case UnverifiedRows():
+                    case hash_chain.UnverifiedRows():
                         is_verified = False
                 if not is_verified:
                     for row in rows.tuples(part):
@@ -134,7 +122,7 @@ class ChainVerification:
 
     # ── rows ──
 
-    def _verify_transaction(self, rows: RowColumns, part: CompleteTransaction) -> bool:
+    def _verify_transaction(self, rows: hash_chain.RowColumns, part: hash_chain.CompleteTransaction) -> bool:
         """Take a verified transaction; False if it does not match, or belongs to another epoch."""
         epoch, position = rows.places[part.start]
         current = self._current
@@ -142,14 +130,14 @@ class ChainVerification:
             return False
         first, last = part.start + 1, part.stop - 1
         digests, counts = rows.digests_in(first, last), rows.counts_in(first, last)
-        linked = link_transaction(current.hash, position, digests, counts, rows.infos[last], rows.csns[last])
+        linked = hash_chain.link_transaction(current.hash, position, digests, counts, rows.infos[last], rows.csns[last])
         if linked is None:
             return False
         self._stream_fits(rows.streams[last], position)
         self._count(linked)
         return True
 
-    def _run(self, rows: RowColumns, part: ChangeRun) -> bool:
+    def _run(self, rows: hash_chain.RowColumns, part: hash_chain.ChangeRun) -> bool:
         """Take changes of an open transaction; False if they do not follow."""
         epoch, _ = rows.places[part.start]
         if self._link is None or epoch != self._current.number:
@@ -165,29 +153,29 @@ class ChainVerification:
         if self._link is None:
             if position <= self._current.position:
                 raise ChainBreak(epoch, position, f"it comes after position {self._current.position}")
-            self._link = Link(self._current.hash, self.layouts)
+            self._link = hash_chain.Link(self._current.hash, self.layouts)
         elif position != self._link.position:
             raise ChainBreak(epoch, self._link.position, "it does not run from BEGIN to COMMIT")
         try:
             linked = self._link.take(row)
-        except ChainMismatch as misfit:
+        except hash_chain.ChainMismatch as misfit:
             raise ChainBreak(epoch, position, str(misfit)) from misfit
         if linked is not None:
-            self._stream_fits(row[ROW.index("stream")], position)
+            self._stream_fits(row[hash_chain.ROW.index("stream")], position)
             self._count(linked)
             self._link = None
 
-    def _rows(self, report: ProgressReporter) -> Iterator[RowColumns]:
+    def _rows(self, report: ProgressReporter) -> Iterator[hash_chain.RowColumns]:
         files = self.pinned.files
         wanted = ~pc.field("op").isin([RELATION, SNAPSHOT])
         paths = files.select_span(self.span)
         for number, path in enumerate(paths):
             try:
                 for part in files.batches(
-                    [path], ROW, wanted if self.span is None else wanted & span_filter(self.span)
+                    [path], hash_chain.ROW, wanted if self.span is None else wanted & span_filter(self.span)
                 ):
                     for batch in part.to_batches():
-                        yield RowColumns(batch, self.layouts)
+                        yield hash_chain.RowColumns(batch, self.layouts)
             except BronzeDamaged as lost:
                 # the first place of the file according to the table, or the current place
                 place = files.first(path) or (self._current.number, self._current.position)
@@ -224,7 +212,7 @@ class ChainVerification:
     # ── epochs ──
 
     def _enter(self, number: int) -> _Epoch:
-        facts = self.epoch_facts.get(number, EpochFacts())
+        facts = self.epoch_facts.get(number, hash_chain.EpochFacts())
         if number == self.state.epoch and facts.stream is None:
             facts = replace(facts, stream=self.state.stream)
         current = _Epoch(number, facts, -1, GENESIS, facts.start if facts.dense else None)
@@ -279,7 +267,7 @@ class ChainVerification:
         elif stream != current.facts.stream:
             raise ChainBreak(current.number, position, f"it belongs to another stream than epoch {current.number}")
 
-    def _count(self, linked: LinkedTransaction) -> None:
+    def _count(self, linked: hash_chain.LinkedTransaction) -> None:
         current = self._current
         empty = 0
         if current.counted is not None:
@@ -318,9 +306,9 @@ def verify(
     reader: BronzeReader,
     span: Span | None = None,
     *,
-    load_epoch_facts: Callable[[], Mapping[int, EpochFacts]] = dict,
+    load_epoch_facts: Callable[[], Mapping[int, hash_chain.EpochFacts]] = dict,
     report: ProgressReporter = silent,
-) -> ChainVerdict:
+) -> hash_chain.ChainVerdict:
     """Verify a span (None: every epoch from its start). What precedes a span is trusted.
 
     `load_epoch_facts` returns other knowledge of each epoch; it is called after the version to verify was chosen.
@@ -328,7 +316,7 @@ def verify(
     """
     pinned = _pin_version(reader)
     if pinned is None:
-        return ChainVerdict(0, 0, None)
+        return hash_chain.ChainVerdict(0, 0, None)
     walk = ChainVerification(reader, pinned, span, load_epoch_facts())
     try:
         walk.run(report)

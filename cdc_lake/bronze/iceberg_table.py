@@ -15,17 +15,10 @@ from pyiceberg.exceptions import TableAlreadyExistsError
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table.snapshots import Operation
 
+from cdc_lake import errors
 from cdc_lake.bronze import data_files
 from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, StreamCheckpoint, order_app
 from cdc_lake.bronze.data_files import BOUNDED, CONTRACT_PROPERTY, PLAIN, TRIMMED_PROPERTY, Files, WrittenFile
-from cdc_lake.errors import (
-    AnotherReceiver,
-    BronzeAltered,
-    BronzeDamaged,
-    BronzeNotWritten,
-    BronzeUnknown,
-    CommitUncertain,
-)
 from cdc_lake.tables.catalog import CatalogAddress, is_there, open_catalog, reaching
 from cdc_lake.tables.files import Rows
 from cdc_lake.tables.iceberg_io import describe_files, filesystem
@@ -70,7 +63,9 @@ class IcebergBronzeTable:
                 return False
         properties = self._log.table.properties
         if CONTRACT_PROPERTY not in properties:
-            raise BronzeUnknown("the catalog has a table of this name that is not a bronze table", where=self.place)
+            raise errors.BronzeUnknown(
+                "the catalog has a table of this name that is not a bronze table", where=self.place
+            )
         data_files.check_contract(properties[CONTRACT_PROPERTY], self.place)
         return True
 
@@ -80,7 +75,7 @@ class IcebergBronzeTable:
             try:
                 self._log.create(SCHEMA, {CONTRACT_PROPERTY: str(CONTRACT_VERSION)})
             except TableAlreadyExistsError as cause:
-                raise BronzeNotWritten("the bronze table already exists", where=self.place) from cause
+                raise errors.BronzeNotWritten("the bronze table already exists", where=self.place) from cause
 
     def state(self) -> StreamCheckpoint | None:
         """From the summary of the newest version with a state."""
@@ -89,7 +84,7 @@ class IcebergBronzeTable:
             note = data_files.from_rows(self.files())
             if note is not None:
                 reason = f"bronze has rows of the stream {note.stream} but no version with its markers"
-                raise BronzeDamaged(reason, where=self.place)
+                raise errors.BronzeDamaged(reason, where=self.place)
             return None
         note = data_files.from_note({key.removeprefix(_PREFIX): value for key, value in noted.items()})
         upto, confirm = int(noted[f"{_PREFIX}upto"]), int(noted[f"{_PREFIX}confirm"])
@@ -103,7 +98,7 @@ class IcebergBronzeTable:
             return
         change, own_snapshot = changed
         remedy = f"set the branch main to snapshot {own_snapshot}, the receiver's latest one, then run again"
-        raise BronzeAltered(f"bronze was modified outside cdc_lake: {change}", where=self.place, hint=remedy)
+        raise errors.BronzeAltered(f"bronze was modified outside cdc_lake: {change}", where=self.place, hint=remedy)
 
     def last_chunk(self, app: str) -> int | None:
         """From the same summary: each version repeats the chunks of its stream."""
@@ -119,7 +114,7 @@ class IcebergBronzeTable:
             except OSError as cause:
                 failure = cause
                 self.refresh()
-        raise BronzeDamaged("the manifests of the latest version cannot be read", where=self.place) from failure
+        raise errors.BronzeDamaged("the manifests of the latest version cannot be read", where=self.place) from failure
 
     def write(self, rows: Rows) -> WrittenFile:
         """Write one Parquet file, in no version yet."""
@@ -190,11 +185,11 @@ class IcebergBronzeTable:
                 version = self._log.commit(change, note)
             except IcebergCommitFailed as failure:
                 if failure.overtaken:
-                    raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure
-                raise BronzeNotWritten("the commit failed and did not land", where=self.place) from failure
+                    raise errors.AnotherReceiver("another writer committed to bronze", where=self.place) from failure
+                raise errors.BronzeNotWritten("the commit failed and did not land", where=self.place) from failure
             except CommitOutcomeUnknown as silence:
                 message = "the commit failed, and the catalog does not report whether it landed"
-                raise CommitUncertain(message, where=self.place) from silence
+                raise errors.CommitUncertain(message, where=self.place) from silence
         return version.sequence_number or 0
 
     @property
@@ -223,7 +218,7 @@ class IcebergBronzeTable:
     def _files(self) -> Files:
         manifests = self._log.manifests()
         if any(m.content != ManifestContent.DATA for m in manifests):
-            raise BronzeDamaged("another program deleted rows of bronze", where=self.place)
+            raise errors.BronzeDamaged("another program deleted rows of bronze", where=self.place)
         previous, self._described = self._described, {}
         for manifest in manifests:
             path = manifest.manifest_path
@@ -240,4 +235,4 @@ class IcebergBronzeTable:
             with reaching(self._address):
                 yield
         except OSError as cause:
-            raise BronzeNotWritten(what, where=self.place) from cause
+            raise errors.BronzeNotWritten(what, where=self.place) from cause

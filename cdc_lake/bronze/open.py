@@ -9,6 +9,7 @@ from cdc_lake.bronze.writer import BesideBronze, TableBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import IcebergMissing
 from cdc_lake.tables.catalog import catalog_address
+from cdc_lake.tables.control_files import control_files
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage, ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import object_store
@@ -35,7 +36,7 @@ def bronze_reader(project: Project) -> BronzeReader:
 
 def decoded_transactions(project: Project) -> LateDecoded:
     """The results of decoding its undecodable transactions later."""
-    return LateDecoded(control_tables(project), project.control / "decoded_rows")
+    return LateDecoded(control_tables(project), control_files(project, "decoded_rows"))
 
 
 def bronze_writer(project: Project) -> TableBronze:

@@ -22,29 +22,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 
-from cdc_lake.bronze.contract import (
-    BEGIN,
-    COMMIT,
-    DELETE,
-    INSERT,
-    RELATION,
-    SCHEMA,
-    SNAPSHOT,
-    TRUNCATE,
-    UNDECODABLE,
-    UPDATE,
-    StreamCheckpoint,
-)
+from cdc_lake.bronze import contract
 from cdc_lake.bronze.data_files import BronzeTable, Files
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.errors import BronzeDamaged
 from cdc_lake.model.change import Undecoded
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.tables.control_files import ControlFolder, put_rows
 from cdc_lake.tables.control_schema import DecodedRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.files import write_rows
 
 
 @dataclass(frozen=True)
@@ -58,20 +47,17 @@ class OverlaidFiles(Files):
         names = None if relations is None else list(relations)
         return [*super().select(relations=names, **bounds), *self.overlay.select(relations=names, **bounds)]
 
-    def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
-        """The requested columns of the given files, with their rows in order."""
-        own_paths, overlay_paths = self.split_paths(paths)
-        return pa.concat_tables(
-            [super().read(own_paths, columns, wanted), self.overlay.read(overlay_paths, columns, wanted)]
-        )
-
-    def batches(
+    def scan(
         self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
     ) -> Iterator[pa.Table]:
-        """The same rows in parts, file by file, so that memory contains a row group and not the span."""
+        """The requested columns of the given files in parts, with their rows in order."""
         own_paths, overlay_paths = self.split_paths(paths)
-        yield from super().batches(own_paths, columns, wanted)
-        yield from self.overlay.batches(overlay_paths, columns, wanted)
+        yield from super().scan(own_paths, columns, wanted)
+        yield from self.overlay.scan(overlay_paths, columns, wanted)
+
+    def filesystem_of(self, path: str) -> pafs.FileSystem:
+        """The file system that has one of the files."""
+        return self.overlay.filesystem if path in self.overlay.paths else self.filesystem
 
     def split_paths(self, paths: Sequence[str]) -> tuple[list[str], list[str]]:
         """The paths in bronze, and the overlaid ones."""
@@ -116,9 +102,9 @@ def _sort_rows(rows: pa.Table) -> pa.Table:
 class LateDecoded:
     """The transactions of a pipeline that were decoded later. One instance per thread."""
 
-    def __init__(self, control: ControlTables, folder: Path) -> None:
+    def __init__(self, control: ControlTables, files: ControlFolder) -> None:
         self._control = control
-        self._folder = folder
+        self._files = files
         self._standing: set[tuple[int, int, str]] = set()  # facts whose bytes are in bronze
 
     def resolve_commit(self, commit: CommitRow) -> CommitRow:
@@ -137,15 +123,15 @@ class LateDecoded:
             return files
         table = pa.table(
             {
-                "path": [str(self._path(row).absolute()) for row in rows],
+                "path": [self._files.path(row.file) for row in rows],
                 **{f"{end}.epoch": pa.array([row.epoch for row in rows], pa.int32()) for end in ("min", "max")},
                 **{f"{end}.position": pa.array([row.position for row in rows], pa.int64()) for end in ("min", "max")},
             }
         )
-        return OverlaidFiles(files.actions, files.filesystem, Files.from_actions(table))
+        return OverlaidFiles(files.actions, files.filesystem, Files.from_actions(table, self._files.filesystem))
 
     def record(self, commit: CommitRow, rows: pa.Table, counts: dict[str, dict[str, int]], version: str) -> None:
-        """Store a decoded transaction; `rows` as bronze would have them. Raises LakeError, OSError."""
+        """Store a decoded transaction; `rows` as bronze would have them. Raises LakeError."""
         fact = DecodedRow(
             epoch=commit.epoch,
             position=commit.position,
@@ -155,12 +141,11 @@ class LateDecoded:
             file=f"{commit.epoch}-{commit.position}-{commit.content.hex()[:12]}.parquet",
             recorded_at=utc_now(),
         )
-        path = self._path(fact)
-        change_rows = rows.filter(pc.invert(pc.is_in(rows["op"], pa.array([BEGIN, COMMIT]))))
+        change_rows = rows.filter(pc.invert(pc.is_in(rows["op"], pa.array([contract.BEGIN, contract.COMMIT]))))
         # in bronze, layouts are at the batch's first position, here at the transaction's own
         index = change_rows.column_names.index("position")
         position = pa.repeat(pa.scalar(commit.position, pa.int64()), change_rows.num_rows)
-        write_rows(change_rows.set_column(index, change_rows.schema.field(index), position), path)
+        put_rows(self._files, fact.file, change_rows.set_column(index, change_rows.schema.field(index), position))
         self._control.record(fact)
 
     def expired_rows(self, trimmed: Mapping[int, tuple[int, bytes]], files: Files) -> list[DecodedRow]:
@@ -173,32 +158,32 @@ class LateDecoded:
         return [row for row in left if not self._stands(row, files)]
 
     def forget(self, rows: Sequence[DecodedRow]) -> None:
-        """Remove facts, each file before its row, which is ignored without it. Raises LakeError, OSError."""
+        """Remove facts, each file before its row, which is ignored without it. Raises LakeError."""
         for row in rows:
-            self._path(row).unlink(missing_ok=True)
+            self._files.remove(row.file)
             place = (pc.field("epoch") == row.epoch) & (pc.field("position") == row.position)
             self._control.delete("decoded", place & (pc.field("content") == row.content))
 
     def _rows(self) -> dict[tuple[int, int], DecodedRow]:
         """By epoch and position; for several of one transaction the newest."""
         records = self._control.read("decoded").sort_by("recorded_at").to_pylist()
-        rows = [DecodedRow(**row) for row in records]
-        return {(row.epoch, row.position): row for row in rows if self._path(row).exists()}
+        if not records:
+            return {}
+        present = self._files.sizes()
+        rows = [DecodedRow(**row) for row in records if row["file"] in present]
+        return {(row.epoch, row.position): row for row in rows}
 
     def _stands(self, row: DecodedRow, files: Files) -> bool:
         """Whether bronze has the bytes of a fact: there may have been another bronze here before."""
         fact = (row.epoch, row.position, row.content)
         if fact not in self._standing:
-            paths = files.select(epoch=row.epoch, after=row.position - 1, upto=row.position, op=COMMIT)
+            paths = files.select(epoch=row.epoch, after=row.position - 1, upto=row.position, op=contract.COMMIT)
             place = (pc.field("epoch") == row.epoch) & (pc.field("position") == row.position)
-            infos = files.read(paths, ["info"], place & (pc.field("op") == COMMIT))["info"].to_pylist()
+            infos = files.read(paths, ["info"], place & (pc.field("op") == contract.COMMIT))["info"].to_pylist()
             if not any(json.loads(info).get("content") == row.content for info in infos):
                 return False
             self._standing.add(fact)
         return True
-
-    def _path(self, row: DecodedRow) -> Path:
-        return self._folder / row.file
 
 
 _ROWS_AT_ONCE = 8192
@@ -264,11 +249,11 @@ class BronzeReader:
             return str(part["stream"][0])
         return ""
 
-    def state(self) -> StreamCheckpoint | None:
+    def state(self) -> contract.StreamCheckpoint | None:
         """Markers, epoch and head of the newest stream; None if no stream was started."""
         return self._table.state() if self._table.refresh() else None
 
-    def proven(self) -> StreamCheckpoint | None:
+    def proven(self) -> contract.StreamCheckpoint | None:
         """The state from which a receiver would continue. Raises BronzeAltered if it would not."""
         if not self._table.refresh():
             return None
@@ -282,12 +267,12 @@ class BronzeReader:
     def commits(self, span: Span) -> list[CommitRow]:
         """The transactions of a span in order, from their COMMIT rows only."""
         files = self.files()
-        return self._commits(files, files.select_span(span, COMMIT), span)
+        return self._commits(files, files.select_span(span, contract.COMMIT), span)
 
     def commits_in_turn(self, span: Span) -> Iterator[CommitRow]:
         """The same, a few files at a time and only as far as they are requested."""
         files = self.files()
-        paths = files.select_span(span, COMMIT)
+        paths = files.select_span(span, contract.COMMIT)
         waiting: list[CommitRow] = []
         for start in range(0, len(paths), _FILES_AT_ONCE):
             waiting += self._commits(files, paths[start : start + _FILES_AT_ONCE], span)
@@ -302,15 +287,15 @@ class BronzeReader:
 
     def _commits(self, files: Files, paths: Sequence[str], span: Span) -> list[CommitRow]:
         columns = ["epoch", "position", "commit_lsn", "commit_ts", "xid", "info"]
-        rows = files.read(paths, columns, span_filter(span) & (pc.field("op") == COMMIT))
+        rows = files.read(paths, columns, span_filter(span) & (pc.field("op") == contract.COMMIT))
         commits = [_commit_row(row) for row in _in_order(rows).to_pylist()]
         return commits if self._decoded is None else [self._decoded.resolve_commit(commit) for commit in commits]
 
     def undecodable(self, span: Span) -> list[CommitRow]:
         """The transactions of a span that exist as bytes only, in order, without those decoded later."""
         files = self.files()
-        paths = files.select_span(span, UNDECODABLE)
-        rows = files.read(paths, ["position"], span_filter(span) & (pc.field("op") == UNDECODABLE))
+        paths = files.select_span(span, contract.UNDECODABLE)
+        rows = files.read(paths, ["position"], span_filter(span) & (pc.field("op") == contract.UNDECODABLE))
         positions = sorted(rows["position"].unique().to_pylist())
         alone = (Span(span.epoch, position - 1, position) for position in positions)
         return [commit for place in alone for commit in self.commits(place) if commit.undecoded is not None]
@@ -318,16 +303,16 @@ class BronzeReader:
     def highest_commit(self, epoch: int, upto: int | None = None) -> int | None:
         """The position of the last transaction of an epoch, at or below `upto`; None without one."""
         files = self.files()
-        wanted = (pc.field("op") == COMMIT) & (pc.field("epoch") == epoch)
+        wanted = (pc.field("op") == contract.COMMIT) & (pc.field("epoch") == epoch)
         if upto is not None:
             wanted &= pc.field("position") <= upto
         highest: int | None = None
-        unread = files.select(epoch=epoch, upto=upto, op=COMMIT)
+        unread = files.select(epoch=epoch, upto=upto, op=contract.COMMIT)
         while unread:
             position = pc.max(files.read([unread.pop()], ["position"], wanted)["position"]).as_py()
             if position is not None and (highest is None or position > highest):
                 highest = int(position)
-                higher = set(files.select(epoch=epoch, after=highest, upto=upto, op=COMMIT))
+                higher = set(files.select(epoch=epoch, after=highest, upto=upto, op=contract.COMMIT))
                 unread = [path for path in unread if path in higher]
         return highest
 
@@ -340,9 +325,9 @@ class BronzeReader:
         files = self.applied_files()
         names = None if relations is None else {str(name) for name in relations}
         bounds = {} if span is None else {"epoch": span.epoch, "after": span.after - 1, "upto": span.upto}
-        paths = files.select(op=RELATION, relations=names, **bounds)
+        paths = files.select(op=contract.RELATION, relations=names, **bounds)
         unread = [path for path in paths if path not in self._layouts_read]
-        rows = files.read(unread, ["layout", "info"], pc.field("op") == RELATION)
+        rows = files.read(unread, ["layout", "info"], pc.field("op") == contract.RELATION)
         for row in rows.group_by("layout", use_threads=False).aggregate([("info", "min")]).to_pylist():
             self._layouts[row["layout"]] = relation_of(row["info_min"])
         self._layouts_read.update(unread)
@@ -351,8 +336,8 @@ class BronzeReader:
     def latest_layouts(self, epoch: int) -> list[Relation]:
         """The last layout of each table in an epoch, from its newest files (`_RECENT` of them)."""
         files = self.files()
-        paths = files.select(epoch=epoch, op=RELATION)[-_RECENT:]
-        wanted = (pc.field("epoch") == epoch) & (pc.field("op") == RELATION)
+        paths = files.select(epoch=epoch, op=contract.RELATION)[-_RECENT:]
+        wanted = (pc.field("epoch") == epoch) & (pc.field("op") == contract.RELATION)
         rows = files.read(paths, ["position", "relation", "info"], wanted)
         latest = dict(zip(rows["relation"].to_pylist(), rows["info"].to_pylist(), strict=True))  # files are in order
         return [relation_of(info) for info in latest.values()]
@@ -363,12 +348,14 @@ class BronzeReader:
         With `before`, the result may be one that is described in the same file as a later change.
         """
         files = self.files()
-        wanted = (pc.field("epoch") == epoch) & (pc.field("op") == RELATION) & (pc.field("relation") == str(table))
+        wanted = (
+            (pc.field("epoch") == epoch) & (pc.field("op") == contract.RELATION) & (pc.field("relation") == str(table))
+        )
         bounds = {"epoch": epoch}
         if before is not None:
             wanted &= pc.field("position") < before
             bounds |= {"upto": before}
-        for path in reversed(files.select(op=RELATION, relations=[str(table)], **bounds)):
+        for path in reversed(files.select(op=contract.RELATION, relations=[str(table)], **bounds)):
             rows = files.read([path], ["info"], wanted)["info"].to_pylist()
             if rows:
                 return relation_of(rows[-1])
@@ -379,14 +366,14 @@ class BronzeReader:
         files = self.applied_files()
         paths = files.select_span(span, relations=[str(table)])
         wanted = span_filter(span) & (pc.field("relation") == str(table))
-        wanted &= pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE])
-        return _in_order(files.read(paths, SCHEMA.names, wanted))
+        wanted &= pc.field("op").isin([contract.INSERT, contract.UPDATE, contract.DELETE, contract.TRUNCATE])
+        return _in_order(files.read(paths, contract.SCHEMA.names, wanted))
 
     def history_rows(self, table: TableName) -> pa.Table:
         """All columns of all changes and snapshot rows of one table, in order over all epochs."""
         files = self.applied_files()
-        wanted = (pc.field("relation") == str(table)) & ~pc.field("op").isin([RELATION, UNDECODABLE])
-        return _in_order(files.read(files.select(relations=[str(table)]), SCHEMA.names, wanted))
+        wanted = (pc.field("relation") == str(table)) & ~pc.field("op").isin([contract.RELATION, contract.UNDECODABLE])
+        return _in_order(files.read(files.select(relations=[str(table)]), contract.SCHEMA.names, wanted))
 
     def rows(self, position: int, epoch: int | None = None) -> pa.Table:
         """Every row at a position, layouts first; `epoch` defaults to the newest stream's."""
@@ -394,15 +381,17 @@ class BronzeReader:
             state = self.state()
             epoch = state.epoch if state is not None else 0
         files, place = self.files(), Span(epoch, position - 1, position)
-        return _in_order(files.read(files.select_span(place), SCHEMA.names, span_filter(place)))
+        return _in_order(files.read(files.select_span(place), contract.SCHEMA.names, span_filter(place)))
 
-    def transactions(self, span: Span, columns: Sequence[str] = SCHEMA.names) -> Iterator[tuple[int, list[Any]]]:
+    def transactions(
+        self, span: Span, columns: Sequence[str] = contract.SCHEMA.names
+    ) -> Iterator[tuple[int, list[Any]]]:
         """The rows of each position of a span as dictionaries, in their order, file by file.
 
         Without layout and snapshot rows. Nothing is verified; `bronze.hash_chain_verify` does that.
         """
         files = self.files()
-        wanted = span_filter(span) & ~pc.field("op").isin([RELATION, SNAPSHOT])
+        wanted = span_filter(span) & ~pc.field("op").isin([contract.RELATION, contract.SNAPSHOT])
         tables = (files.read([path], columns, wanted) for path in files.select_span(span))
         batches = (batch for table in tables for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE))
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
@@ -412,7 +401,7 @@ class BronzeReader:
     def applied_files(self) -> Files:
         """The files, with those of transactions decoded later: what is applied to silver."""
         files = self.files()
-        if self._decoded is None or not files.select(op=UNDECODABLE):
+        if self._decoded is None or not files.select(op=contract.UNDECODABLE):
             return files
         return self._decoded.overlay_files(files)
 

@@ -23,18 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import (
-    BEGIN,
-    COMMIT,
-    MESSAGE,
-    RELATION,
-    SCHEMA,
-    SNAPSHOT,
-    UNDECODABLE,
-    InParts,
-    StreamCheckpoint,
-    Tabulate,
-)
+from cdc_lake.bronze import contract
 from cdc_lake.decode.change_batch import ChangeColumns
 from cdc_lake.decode.hashing import Content, chain_of, content_of
 from cdc_lake.decode.transaction import DecodedMarker, ReceivedTransaction
@@ -42,7 +31,7 @@ from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import Undecoded
 from cdc_lake.model.relation import Relation
 
-_UNCOUNTED = (ord(MESSAGE), ord(UNDECODABLE))
+_UNCOUNTED = (ord(contract.MESSAGE), ord(contract.UNDECODABLE))
 """Rows without a table, or with an uncertain one."""
 
 
@@ -81,15 +70,15 @@ def build(
         "lsn": _scatter_values(places, changes.lsn, pa.int64()),
         "relation": pa.array([str(r.table) for r in layouts], pa.string()).take(places.relation),
         "layout": pa.array([r.layout for r in layouts], pa.int64()).take(places.relation),
-        "new": _lists(places, changes.new, SCHEMA.field("new").type),
-        "old": _lists(places, changes.old, SCHEMA.field("old").type),
-        "unchanged": _lists(places, changes.unchanged, SCHEMA.field("unchanged").type),
+        "new": _lists(places, changes.new, contract.SCHEMA.field("new").type),
+        "old": _lists(places, changes.old, contract.SCHEMA.field("old").type),
+        "unchanged": _lists(places, changes.unchanged, contract.SCHEMA.field("unchanged").type),
         "old_kind": _as_array(changes.old_kind, pa.string()).take(places.change),
         "info": _infos(places, [_layout_info(layout) for layout in layouts], begins, infos, changes.info),
     }
     if changes.raw is not None:
         columns["raw"] = _as_array(changes.raw, pa.binary()).take(places.change)
-    return pa.table({name: columns[name] for name in SCHEMA.names}, schema=SCHEMA), head
+    return pa.table({name: columns[name] for name in contract.SCHEMA.names}, schema=contract.SCHEMA), head
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +93,7 @@ class Place:
 
 def snapshot_rows(relation: Relation, rows: Any, place: Place, first_ordinal: int) -> pa.Table:
     """The rows of a snapshot chunk: its layout row, then an `S` row for each entry of `rows`; values are not copied."""
-    kind = SCHEMA.field("new").type
+    kind = contract.SCHEMA.field("new").type
     pieces = rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
     size = len(rows) + 1
     ordinal = np.arange(first_ordinal - 1, first_ordinal - 1 + size, dtype=np.int64)
@@ -112,7 +101,7 @@ def snapshot_rows(relation: Relation, rows: Any, place: Place, first_ordinal: in
     nothing[0] = True
     columns = {
         "ordinal": pa.array(ordinal, mask=nothing),
-        "op": pa.array([RELATION] + [SNAPSHOT] * len(rows), pa.string()),
+        "op": pa.array([contract.RELATION] + [contract.SNAPSHOT] * len(rows), pa.string()),
         "new": pa.chunked_array([pa.nulls(1, kind), *(_as_array(piece, kind) for piece in pieces)]),
         "info": pa.array([_layout_info(relation)] + [None] * len(rows), pa.string()),
     }
@@ -124,8 +113,8 @@ def absent_rows(relation: Relation, keys: Any, place: Place, first_ordinal: int)
     size = len(keys)
     columns = {
         "ordinal": pa.array(np.arange(first_ordinal, first_ordinal + size, dtype=np.int64)),
-        "op": pa.repeat(SNAPSHOT, size),
-        "old": _as_array(keys, SCHEMA.field("old").type),
+        "op": pa.repeat(contract.SNAPSHOT, size),
+        "old": _as_array(keys, contract.SCHEMA.field("old").type),
         "old_kind": pa.repeat("key", size),
     }
     return _full_table(columns, size, relation, place)
@@ -185,7 +174,8 @@ def _full_table(columns: dict[str, Any], rows: int, relation: Relation, place: P
         "layout": pa.array(np.full(rows, relation.layout, np.int64)),
     } | _constants(rows, stream=place.stream, epoch=place.epoch, ingest_ts=place.ingest_ts)
     return pa.table(
-        {f.name: columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in SCHEMA}, schema=SCHEMA
+        {f.name: columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in contract.SCHEMA},
+        schema=contract.SCHEMA,
     )
 
 
@@ -199,9 +189,9 @@ def _constants(rows: int, *, stream: str, epoch: int, ingest_ts: int) -> dict[st
 
 
 def _ops(places: _Places, op: Any) -> Any:
-    letters = np.full(places.rows, ord(RELATION), np.uint8)
-    letters[places.begin] = ord(BEGIN)
-    letters[places.commit] = ord(COMMIT)
+    letters = np.full(places.rows, ord(contract.RELATION), np.uint8)
+    letters[places.begin] = ord(contract.BEGIN)
+    letters[places.commit] = ord(contract.COMMIT)
     letters[places.change_rows] = op
     offsets = np.arange(places.rows + 1, dtype=np.int32)
     return pa.StringArray.from_buffers(places.rows, pa.py_buffer(offsets.tobytes()), pa.py_buffer(letters.tobytes()))
@@ -368,8 +358,8 @@ class LargeRows:
 
 
 def _set_column(rows: pa.Table, name: str, values: Any) -> pa.Table:
-    index = SCHEMA.get_field_index(name)
-    return rows.set_column(index, SCHEMA.field(index), values.cast(SCHEMA.field(index).type))
+    index = contract.SCHEMA.get_field_index(name)
+    return rows.set_column(index, contract.SCHEMA.field(index), values.cast(contract.SCHEMA.field(index).type))
 
 
 T = TypeVar("T")
@@ -393,8 +383,8 @@ class BatchRows:
     def __init__(
         self,
         fresh: Sequence[ReceivedTransaction],
-        tabulate: Tabulate,
-        before: StreamCheckpoint,
+        tabulate: contract.Tabulate,
+        before: contract.StreamCheckpoint,
         ingest_ts: int,
         worker: Callable[[str], Executor] = one_thread,
     ) -> None:
@@ -404,7 +394,7 @@ class BatchRows:
         self._build = partial(build, stream=before.stream, epoch=before.epoch, ingest_ts=ingest_ts)
         self._worker = worker
         self._faults: dict[int, DecodeError] = {}
-        self._under_way: InParts | None = None
+        self._under_way: contract.InParts | None = None
         self._numbers = np.zeros(256, np.int64)
         self.head = before.head
 
@@ -425,7 +415,7 @@ class BatchRows:
         self.head, self._under_way = self._before.head, None
         self._numbers[:] = 0
         for run in _runs(self._fresh):
-            if isinstance(run, InParts):
+            if isinstance(run, contract.InParts):
                 yield from self._large(run)
                 continue
             changes = self._tabulate(run)
@@ -452,7 +442,7 @@ class BatchRows:
         """The number of changes by kind: `I U D T M X`."""
         return {chr(code): number for code, number in enumerate(self._numbers.tolist()) if number}
 
-    def _large(self, large: InParts) -> Iterator[pa.Table]:
+    def _large(self, large: contract.InParts) -> Iterator[pa.Table]:
         rows = LargeRows(large, self._build, self.head)
         self._under_way = large
         for part in large.parts(self._faults.get(large.bounds.position)):
@@ -490,8 +480,8 @@ def _release_memory(part: ReceivedTransaction) -> None:
         pa.default_memory_pool().release_unused()
 
 
-def _runs(transactions: Sequence[ReceivedTransaction]) -> Iterator[Sequence[ReceivedTransaction] | InParts]:
+def _runs(transactions: Sequence[ReceivedTransaction]) -> Iterator[Sequence[ReceivedTransaction] | contract.InParts]:
     """Consecutive ordinary transactions, and each large one."""
-    for large, group in groupby(transactions, lambda transaction: isinstance(transaction, InParts)):
+    for large, group in groupby(transactions, lambda transaction: isinstance(transaction, contract.InParts)):
         run = list(group)
-        yield from cast("list[InParts]", run) if large else (run,)
+        yield from cast("list[contract.InParts]", run) if large else (run,)

@@ -1,11 +1,9 @@
-"""Prepares a span of bronze for apply: properties of its changes, and local files that Spark can read.
+"""Prepares a span of bronze for apply: properties of its changes, and files by table.
 
 * The summary of a table's changes determines how the span is applied: layouts, truncates, unchanged columns, moved
   keys. It reads six narrow columns of the files whose statistics overlap the span, in milliseconds.
 * Data files contain the changes of all tables. A large span that touches several tables is partitioned by table into
   scratch files of about 64 MiB, so that the cost grows with the changes and not with tables times changes.
-* Files of an object store are copied to a scratch folder, once for all tables of a span, because Spark has no client
-  for object stores. Up to `KEPT_BYTES` of earlier ones are kept; the oldest are deleted first.
 * Changes that touched given keys are found file by file, without a whole history in memory.
 
 Scratch files are deleted after the span or the run; the next run deletes those of a killed one.
@@ -14,14 +12,13 @@ Scratch files are deleted after the span or the run; the next run deletes those 
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,13 +28,19 @@ import pyarrow.parquet as pq
 from cdc_lake.bronze.contract import DELETE, INSERT, SCHEMA, SNAPSHOT, TRUNCATE, UPDATE
 from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.reader import BronzeReader, span_filter
+from cdc_lake.config.model import ObjectAddress
+from cdc_lake.config.project import Project
 from cdc_lake.errors import LakeError
 from cdc_lake.model.change import Truncated
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import RefetchedRows
 from cdc_lake.model.relation import TableName
 from cdc_lake.tables.files import grouped
-from cdc_lake.tables.object_store import reading
+from cdc_lake.tables.object_store import ObjectStore, object_store
+from cdc_lake.tables.spark_session import on_cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,40 +121,70 @@ def outline(
     wanted &= (pc.field("epoch") == span.epoch) & (pc.field("relation") == str(table))
     wanted &= (position <= span.upto) & (position > (span.upto - 1 if snapshot else span.after))
     paths = span_files(files, table, span, snapshot=snapshot)
-    rows = files.read(paths, _SUMMARY_COLUMNS, wanted)
-    runs = _runs(rows.take(pc.sort_indices(rows, _ORDER)))
+    parts: list[SpanSummary] = []
+    truncates = 0
+    for group in grouped(files.scan(paths, _SUMMARY_COLUMNS, wanted), lambda part: part.nbytes, _READ_AT_ONCE_BYTES):
+        rows = pa.concat_tables(group)
+        truncates += pc.sum(pc.equal(rows["op"], TRUNCATE)).as_py() or 0
+        parts.append(_summarize(rows))
+    runs = tuple(run for part in parts for run in part.runs)
+    if len({run.layout for run in runs}) == 1:
+        runs = (min(runs, key=attrgetter("position", "ordinal")),)
+    elif runs and len(parts) > 1:  # whose rows may alternate
+        runs = _runs(files.read(paths, ["layout", "position", "ordinal"], wanted).sort_by(_ORDER))
     older: tuple[int, ...] = ()
     if released is not None:
-        rows = pa.concat_tables([rows, released.select(_SUMMARY_COLUMNS).cast(rows.schema)])
+        parts.append(_summarize(released.select(_SUMMARY_COLUMNS)))
         older = tuple(sorted(set(released["layout"].to_pylist())))
         first = released.slice(0, 1).to_pylist()[0]
-        runs = runs or (
-            RelationVersionRun(older[-1] if follows is None else follows, first["position"], first["ordinal"]),
-        )
-    rows = rows.take(pc.sort_indices(rows, _ORDER))
+        layout = older[-1] if follows is None else follows
+        runs = runs or (RelationVersionRun(layout, first["position"], first["ordinal"]),)
     truncated: tuple[Truncated, ...] = ()
-    if pc.any(pc.equal(rows["op"], TRUNCATE)).as_py():
+    if truncates:
         truncate_rows = files.read(paths, [f.name for f in fields(Truncated)], wanted & (pc.field("op") == TRUNCATE))
         truncated = tuple(Truncated(**row) for row in truncate_rows.sort_by(_ORDER).to_pylist())
-    updates = rows.filter(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"])))
+    return replace(_combine(parts), runs=runs, truncated=truncated, rereads=tuple(rereads), older=older)
+
+
+def _summarize(rows: pa.Table) -> SpanSummary:
+    """The summary of changes in any order, without truncates."""
     nameless = rows.filter(pc.and_(pc.equal(rows["op"], DELETE), pc.is_null(rows["old_kind"])))
     named = pc.and_(pc.equal(rows["old_kind"], "key"), pc.not_equal(rows["op"], SNAPSHOT))
     has_full_old = pc.fill_null(pc.equal(rows["old_kind"], "full"), False)
     old = rows.filter(pc.and_(pc.is_in(rows["op"], pa.array([UPDATE, DELETE])), pc.invert(has_full_old)))
     return SpanSummary(
         rows=rows.num_rows,
-        runs=runs,
-        truncated=truncated,
+        runs=_runs(rows.sort_by(_ORDER)),
+        truncated=(),
         unchanged=_unchanged_columns(rows),
-        olds=updates.num_rows,
-        nameless=nameless["position"][0].as_py() if nameless.num_rows else None,
+        olds=pc.sum(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"]))).as_py() or 0,
+        nameless=pc.min(nameless["position"]).as_py(),
         inserts=pc.sum(pc.equal(rows["op"], INSERT)).as_py() or 0,
         by_key=frozenset(rows.filter(pc.fill_null(named, False))["layout"].to_pylist()),
-        bare=old["position"][0].as_py() if old.num_rows else None,
-        rereads=tuple(rereads),
+        bare=pc.min(old["position"]).as_py(),
         whole_deletes=pc.sum(pc.and_(has_full_old, pc.equal(rows["op"], DELETE))).as_py() or 0,
-        older=older,
         by_whole=frozenset(rows.filter(has_full_old)["layout"].to_pylist()),
+    )
+
+
+def _combine(parts: Sequence[SpanSummary]) -> SpanSummary:
+    """The summary of all parts, without what depends on the order of their rows."""
+    unchanged: dict[int, frozenset[int]] = {}
+    for part in parts:
+        for layout, columns in part.unchanged.items():
+            unchanged[layout] = unchanged.get(layout, frozenset()) | columns
+    return SpanSummary(
+        rows=sum(part.rows for part in parts),
+        runs=(),
+        truncated=(),
+        unchanged=unchanged,
+        olds=sum(part.olds for part in parts),
+        nameless=min((part.nameless for part in parts if part.nameless is not None), default=None),
+        inserts=sum(part.inserts for part in parts),
+        by_key=frozenset().union(*(part.by_key for part in parts)),
+        bare=min((part.bare for part in parts if part.bare is not None), default=None),
+        whole_deletes=sum(part.whole_deletes for part in parts),
+        by_whole=frozenset().union(*(part.by_whole for part in parts)),
     )
 
 
@@ -189,6 +222,7 @@ SPLIT_FROM = 50_000
 100,000 rows takes half a second of processor time (measured); the threshold is an estimate."""
 
 _SPAN_COLUMNS = [name for name in SCHEMA.names if name not in {"stream", "raw", "info", "ingest_ts"}]
+_PART = "_cdc_table"
 _READ_AT_ONCE_BYTES = 64 << 20  # bytes of rows in memory
 
 
@@ -222,6 +256,50 @@ class SpanPartitioner:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class ClusterSpanPartitioner:
+    """The same by the tasks of a cluster, into a folder of the lake's object store."""
+
+    def __init__(self, spark: SparkSession, store: ObjectStore, folder: ObjectAddress) -> None:
+        self._spark = spark
+        self._store = store
+        self._folder = folder
+        self._number = 0
+
+    def split(self, files: Files, span: Span) -> dict[str, Files]:
+        """See `SpanPartitioner.split`. Raises LakeError."""
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - an extra: a receiver has no Spark
+
+        self.close()
+        self._number += 1
+        folder = self._folder / str(self._number)
+        rows = self._spark.read.parquet(*files.for_spark(files.select_span(span)))
+        again = (F.col("op") == SNAPSHOT) & (F.col("ordinal") < 0)
+        wanted = (F.col("epoch") == span.epoch) & (F.col("position") > span.after) & (F.col("position") <= span.upto)
+        changes = rows.where(wanted & (F.col("op").isin(INSERT, UPDATE, DELETE, TRUNCATE) | again))
+        # names of tables in hexadecimal: nothing in them has a meaning in a path
+        parts = changes.select(*_SPAN_COLUMNS, F.hex("relation").alias(_PART)).hint("rebalance", _PART)
+        parts.write.partitionBy(_PART).parquet(str(folder))
+        paths: dict[str, list[str]] = {}
+        everything = pafs.FileSelector(folder.path, recursive=True)
+        for info in self._store.persist(lambda: self._store.filesystem.get_file_info(everything), str(folder)):
+            if info.extension == "parquet":
+                part = info.path.rsplit("/", 2)[1].removeprefix(f"{_PART}=")
+                paths.setdefault(bytes.fromhex(part).decode(), []).append(info.path)
+        return {name: Files(pa.table({"path": found}), self._store.filesystem) for name, found in paths.items()}
+
+    def close(self) -> None:
+        """Remove the folder."""
+        path, filesystem = self._folder.path, self._store.filesystem
+        self._store.persist(lambda: filesystem.delete_dir_contents(path, missing_dir_ok=True), str(self._folder))
+
+
+def span_partitioner(project: Project, spark: SparkSession) -> SpanPartitioner | ClusterSpanPartitioner:
+    """What partitions the spans of a run."""
+    if (address := project.scratch_address) is not None and on_cluster(spark):
+        return ClusterSpanPartitioner(spark, object_store(project), address / "spans")
+    return SpanPartitioner(project.scratch.with_name(f"{project.name}.spans"))
+
+
 def _rows(files: Files, span: Span) -> Iterator[pa.Table]:
     """The changes of a span, in parts."""
     again = (pc.field("op") == SNAPSHOT) & (pc.field("ordinal") < 0)  # rows that were read again
@@ -247,85 +325,6 @@ def _write(rows: pa.Table, path: Path) -> str:
     except OSError as cause:
         raise LakeError("a span could not be split by table", where=str(path.parent)) from cause
     return str(path)
-
-
-KEPT_BYTES = 256 << 20
-"""Files of earlier spans: most are read once, because a commit is one file; compacted ones are read again."""
-
-_SIDE_BY_SIDE = 4
-_CHUNK = 4 << 20
-
-
-def as_they_are(files: Files, paths: Sequence[str]) -> list[str]:
-    """For a local bronze: the paths themselves."""
-    del files
-    return list(paths)
-
-
-class DataFileCache:
-    """Copies of data files in `folder`, which it owns. Thread-safe."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._turn = threading.Lock()
-        self._sizes: dict[str, int] = {}
-        """Existing copies, by last use."""
-        self._fresh = False
-
-    def local_paths(self, files: Files, paths: Sequence[str]) -> list[str]:
-        """Local paths of data files of bronze. Raises StoreUnavailable, LakeError."""
-        if files.is_local:
-            return list(paths)
-        with self._turn:
-            afar = [path for path in paths if not path.startswith("/")]  # overlaid files are local
-            self._fetch(files.filesystem, [path for path in afar if path not in self._sizes])
-            for path in afar:
-                self._sizes[path] = self._sizes.pop(path)
-        return [path if path.startswith("/") else str(self._local(path)) for path in paths]
-
-    def release(self) -> None:
-        """Allow deletion of all copies: the span is over."""
-        with self._turn:
-            left = sum(self._sizes.values())
-            for path in list(self._sizes):
-                if left <= KEPT_BYTES:
-                    break
-                left -= self._sizes.pop(path)
-                self._local(path).unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Remove the folder."""
-        with self._turn:
-            self._sizes.clear()
-            if self._fresh:
-                shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _fetch(self, filesystem: pafs.FileSystem, missing: Sequence[str]) -> None:
-        if not missing:
-            return
-        if not self._fresh:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._fresh = True
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(_SIDE_BY_SIDE, "fetch") as pool:
-            for path, size in zip(missing, pool.map(lambda path: self._copy(filesystem, path), missing), strict=True):
-                self._sizes[path] = size
-
-    def _copy(self, filesystem: pafs.FileSystem, path: str) -> int:
-        near = self._local(path)
-        part = near.with_suffix(".part")
-        with reading(path), filesystem.open_input_file(path) as source, part.open("wb") as sink:
-            size = int(source.size())
-            while chunk := source.read(_CHUNK):
-                sink.write(chunk)
-            if sink.tell() != size:
-                raise LakeError(f"{sink.tell()} of {size} bytes of a data file could be read", where=path)
-        part.rename(near)
-        return size
-
-    def _local(self, path: str) -> Path:
-        """The local path; names of data files contain a UUID, so they are unique."""
-        return self._folder / path.rpartition("/")[2]
 
 
 Key: TypeAlias = tuple[str | None, ...]

@@ -28,7 +28,7 @@ from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Column, Relation, TableName
 from cdc_lake.tables.canonical_values import arrow_type, read_texts
 from cdc_lake.tables.casts import cast_sql, fits_sql
-from cdc_lake.tables.silver_reader import temp_view
+from cdc_lake.tables.spark_session import temp_view
 from cdc_lake.tables.types import column_type, literal, names_for, quote_identifier
 
 if TYPE_CHECKING:
@@ -38,16 +38,7 @@ if TYPE_CHECKING:
 Misfits: TypeAlias = Literal["stop", "keep"]
 """What happens to a text without a value of its column's type: ValueNotTyped, or NULL and its text in `_misfit`."""
 
-PLACES = {
-    "_epoch": "epoch",
-    "_position": "position",
-    "_ordinal": "ordinal",
-    "_csn": "csn",
-    "_lsn": "lsn",
-    "_xid": "xid",
-    "_commit_ts": "commit_ts",
-    "_op": "op",
-}
+PLACES = {f"_{name}": name for name in ("epoch", "position", "ordinal", "csn", "lsn", "xid", "commit_ts", "op")}
 """The columns before the table's own, and bronze's columns for them."""
 
 BEHIND = ("_old", "_old_kind", "_unchanged", "_absent", "_misfit")

@@ -16,18 +16,7 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from cdc_lake.cli.command import (
-    Call,
-    Debug,
-    DryRun,
-    Json,
-    NoColor,
-    Quiet,
-    Verbose,
-    set_options,
-    verb,
-    warn_of_name,
-)
+from cdc_lake.cli.command import Call, Debug, DryRun, Json, NoColor, Quiet, Verbose, set_options, verb
 from cdc_lake.cli.commands.compare import compare_app
 from cdc_lake.cli.commands.cuts import cuts_app
 from cdc_lake.cli.commands.inspect import inspect_app
@@ -46,19 +35,8 @@ if TYPE_CHECKING:
 
 ORDER = (
     *("init", "validate", "check", "plan", "run", "status", "compare", "report"),
-    *(
-        "inspect",
-        "quarantine",
-        "cuts",
-        "pause",
-        "resume",
-        "resync",
-        "restart",
-        "rebuild",
-        "maintain",
-        "upgrade",
-        "slot",
-    ),
+    *("inspect", "quarantine", "cuts", "pause", "resume"),
+    *("resync", "restart", "rebuild", "maintain", "upgrade", "slot"),
     *("record", "replay", "bundle", "explain", "schema"),
 )
 """The order of the commands in the help: from creating a project to a first proof, then operation, then the rest."""
@@ -80,7 +58,6 @@ app = typer.Typer(
 )
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(quarantine_app, name="quarantine")
-app.add_typer(quarantine_app, name="held", hidden=True, callback=lambda: warn_of_name("held", "quarantine"))
 app.add_typer(cuts_app, name="cuts")
 app.add_typer(slot_app, name="slot")
 for commands in (compare_app, maintenance_app, project_app, recordings_app):
@@ -304,11 +281,10 @@ def report(
     call: Call, open_it: Annotated[bool, Option("--open", help="Open the report in a browser.")] = False
 ) -> None:
     """Write the data quality and run report, as an HTML file and a JSON file."""
-    from cdc_lake.cli.text import report_text
     from cdc_lake.ops.html_pages import report as write
 
     files = write(call.project())
-    call.view.result(files, report_text(files))
+    call.view.result(files, f"report  {files.html}\ndata    {files.json}")
     if open_it:
         import webbrowser
 

@@ -5,13 +5,10 @@ Arrow imports an installed pandas as soon as it converts a list: 36 MiB and most
 receiver never needs it. Code that creates a data frame later still finds it. Arrow's default allocator, mimalloc, kept
 60 MiB and more after a backlog; others are as fast (docs/performance.md).
 
-The system's allocator has an arena for each thread, and memory that one thread allocates and another frees stays idle
-in the first one's: with a backlog of the GaussDB family 245 MiB were held for 80 in use, and more with every batch. Two
-arenas are enough for threads that alternate at Python's lock. Columns that wait for their commit lie between
-short-lived data of the decoding of a chunk; in jemalloc, which most builds of Arrow include, they leave no holes.
-Chunks and their hash inputs, of 2 MiB each, would still leave some, more with every batch: the C library takes
-allocations as large as recently freed ones from its arenas. It is configured to ask the system each time. What remains
-idle, as payloads of 1 MiB leave holes too, is returned after a commit.
+The system's allocator keeps memory that one thread allocates and another frees idle in the first one's arena, more with
+every batch. So there are two arenas, enough for threads that alternate at Python's lock, Arrow uses jemalloc if its
+build includes it, chunks and their hash inputs (2 MiB each) are requested from the system each time, and what remains
+idle is returned after a commit (measured in docs/performance.md).
 
 Only `cdc-lake run --only receive` does this, in a process of its own. `cdc_lake.run` is called in any process, and the
 job `receive` in one started by the platform: other threads may import pandas meanwhile, and Spark and the caller affect

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer import Argument, Option
@@ -25,6 +25,7 @@ from cdc_lake.model.diagnostic import PipelineNotChosen
 if TYPE_CHECKING:
     from cdc_lake.config.project import Project
 
+R = TypeVar("R")
 
 _OUTPUT = "Output"
 _PIPELINE = "Pipeline"
@@ -82,6 +83,10 @@ class Call:
             self.view.note(f"warning: {warning.summary}{place}; {warning.hint}")
         return project
 
+    def show(self, result: R, text: Callable[[R], str]) -> None:
+        """Print a result of the command: as text, or as a JSON document."""
+        self.view.result(result, text(result))
+
 
 class Interrupted(BaseException):
     """Ctrl-C during a command. Not KeyboardInterrupt, which typer handles itself, silently."""
@@ -102,11 +107,9 @@ def set_options(new: OutputOptions) -> None:
 
 
 def verb(
-    app: typer.Typer, name: str, *, pipeline: bool = True, document: str | None = None, former: str | None = None
+    app: typer.Typer, name: str, *, pipeline: bool = True, document: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as a command with the shared options after its own; `document`: its name in JSON output;
-    `former`: its name in 0.3, which is hidden and warns.
-    """
+    """Register a function as a command with the shared options after its own; `document`: its name in JSON output."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
@@ -136,29 +139,9 @@ def verb(
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # what inspect looks for
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         del command.__wrapped__  # otherwise typer reads the inner signature
-        if former is not None:
-            app.command(former, hidden=True)(_under_former_name(command, former, name))
         return app.command(name)(command)
 
     return register
-
-
-def _under_former_name(command: Callable[..., None], former: str, name: str) -> Callable[..., None]:
-    """The same command with a warning that names the new name."""
-
-    @functools.wraps(command)
-    def called(**options: Any) -> None:
-        warn_of_name(former, name)
-        command(**options)
-
-    return called
-
-
-def warn_of_name(former: str, name: str) -> None:
-    """Warn that a command or an option was given by its name of 0.3."""
-    CommandOutput(current_options(), name).note(
-        f"warning: `{former}` is now called `{name}`; 0.5 will not know `{former}`"
-    )
 
 
 _SUFFIXES = frozenset({".yaml", ".yml"})

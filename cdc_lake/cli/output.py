@@ -22,12 +22,11 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import PurePath
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from cdc_lake.cli.text import REPEATING, Pace, diagnostic_text, error_text, progress_line
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.model.diagnostic import Diagnostic, pluralize, printable, with_former_fields
+from cdc_lake.model.diagnostic import Diagnostic, pluralize, printable
 from cdc_lake.observability.events import ProgressEvent
 
 if TYPE_CHECKING:
@@ -45,17 +44,11 @@ _PIECE = 6  # minimum length: shorter pieces reveal little, and occur in ordinar
 _secrets: frozenset[str] = frozenset()
 
 
-def forget_secrets() -> None:
-    """Reset the secrets for a new command line."""
-    global _secrets  # noqa: PLW0603  # one process, one command line
-    _secrets = frozenset()
-
-
 def keep_out(project: Project) -> Project:
     """From now on hide the pipeline's secrets in tracebacks."""
     from cdc_lake.config.secrets import secret_values
 
-    global _secrets  # noqa: PLW0603  # as above
+    global _secrets  # noqa: PLW0603  # one process, one command line
     _secrets |= secret_values(project.pipeline)
     return project
 
@@ -75,18 +68,13 @@ def _parts(secret: str) -> list[str]:
 
 def document(verb: str, value: object) -> dict[str, Any]:
     """A result as a JSON document: `schema` first, then its fields; a value that is not a record is under `items`."""
-    body = with_former_fields(plain(value))
+    body = plain(value)
     return {"schema": f"cdc-lake/{verb}/1", **(body if isinstance(body, dict) else {"items": body})}
 
 
 def dumps(value: object, *, indent: int | None = 2) -> str:
-    """JSON text without escaping non-ASCII characters."""
+    """JSON text without escaping non-ASCII characters; on one line if `indent` is None."""
     return json.dumps(value, indent=indent, ensure_ascii=False)
-
-
-def json_line(value: object) -> str:
-    """A value of plain JSON parts on one line, for line-oriented output."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def plain(value: object) -> Any:  # noqa: PLR0911  # one return a kind of value
@@ -126,10 +114,10 @@ def current() -> Log | None:
     return _log
 
 
-def forget_log() -> None:
-    """Reset the log for a new command line."""
-    global _log  # noqa: PLW0603  # one process, one command line
-    _log = None
+def reset() -> None:
+    """Forget the log and the secrets of the command line before."""
+    global _log, _secrets
+    _log, _secrets = None, frozenset()
 
 
 def begin(project: Project, verb: str, options: OutputOptions, stream: TextIO) -> None:
@@ -196,9 +184,7 @@ class CommandOutput:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end_progress()
 
     @property
@@ -227,7 +213,7 @@ class CommandOutput:
     def event(self, value: object) -> None:
         """Print one line of `run --json`."""
         with self._lock:
-            _write(sys.stdout, dumps(with_former_fields(plain(value)), indent=None))
+            _write(sys.stdout, dumps(plain(value), indent=None))
 
     def note(self, text: str) -> None:
         """Print a message."""
@@ -244,7 +230,8 @@ class CommandOutput:
     def report(self, progress: ProgressEvent) -> None:
         """Show progress of a loop: an event, a bar or a line. Only `run --json` has events, others one document."""
         if self.options.json and self.verb == "run":
-            self.event({"schema": f"cdc-lake/{self.verb}/1", "at": _timestamp(), **plain(progress)})
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            self.event({"schema": f"cdc-lake/{self.verb}/1", "at": now, **plain(progress)})
         elif (log := current()) is not None:
             log.report(progress)
         elif self.options.quiet or progress.stage in LOGGED:
@@ -329,7 +316,6 @@ class CommandOutput:
 
 def error_document(error: CdcLakeError) -> dict[str, object]:
     """An error as a document."""
-    diagnostics = getattr(error, "diagnostics", ())
     return {
         "schema": "cdc-lake/error/1",
         "code": error.code,
@@ -338,12 +324,8 @@ def error_document(error: CdcLakeError) -> dict[str, object]:
         "hint": error.remedy,
         "retry": error.retry.value,
         "exit_code": error.exit_status,
-        "diagnostics": plain(diagnostics),
+        "diagnostics": plain(getattr(error, "diagnostics", ())),
     }
-
-
-def _timestamp() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _write(stream: TextIO, text: str) -> None:

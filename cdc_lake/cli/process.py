@@ -12,14 +12,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 import typer
 
 from cdc_lake.cli import output
 from cdc_lake.cli.command import Interrupted, current_options, set_options
-from cdc_lake.cli.output import CommandOutput, OutputOptions, forget_secrets, stderr
+from cdc_lake.cli.output import CommandOutput, OutputOptions, stderr
 from cdc_lake.errors import CdcLakeError
 
 EXIT_FAILED = 1
@@ -33,8 +33,7 @@ EXIT_INTERRUPTED = 130
 def run_command(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command line and return its exit code; only the exit of the interpreter passes."""
     set_options(OutputOptions())
-    forget_secrets()
-    output.forget_log()
+    output.reset()
     name = next((a for a in arguments if not a.startswith("-")), "")
     try:
         return _run(app, arguments, name)
@@ -50,7 +49,9 @@ def _run(app: typer.Typer, arguments: list[str], name: str) -> int:
     except typer.Exit as done:
         return done.exit_code
     except (typer.Abort, Interrupted, KeyboardInterrupt):
-        return _report_interrupt(name)
+        text = "interrupted: state is as the last commit left it; run the same command to continue"
+        CommandOutput(current_options(), name).note(text)
+        return EXIT_INTERRUPTED
     except CdcLakeError as error:
         CommandOutput(current_options(), name).error(error)
         return error.exit_status
@@ -61,13 +62,6 @@ def _run(app: typer.Typer, arguments: list[str], name: str) -> int:
             return _usage(error)
         CommandOutput(current_options(), name).bug(error)
         return EXIT_BUG
-
-
-def _report_interrupt(name: str) -> int:
-    CommandOutput(current_options(), name).note(
-        "interrupted: state is as the last commit left it; run the same command to continue"
-    )
-    return EXIT_INTERRUPTED
 
 
 def _usage(error: Any) -> int:
@@ -98,9 +92,7 @@ class StopOnSignal:
             self._before[number] = signal.signal(number, self._handle_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

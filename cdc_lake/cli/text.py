@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.model.diagnostic import Diagnostic, Severity, UnknownCode, pluralize, printable
+from cdc_lake.model.diagnostic import Diagnostic, Severity, UnknownCode, pluralize, printable, size
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.source.base import format_stream_position
 
@@ -75,16 +75,6 @@ def format_key(key: Sequence[str | None]) -> str:
     return f"({', '.join('NULL' if part is None else part for part in key)})"
 
 
-def size(value: int | None) -> str:
-    """Bytes with a suitable unit, `-` if unknown."""
-    if value is None:
-        return "-"
-    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while abs(amount) >= 1024 and len(units) > 1:
-        amount, units = amount / 1024, units[1:]
-    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
-
-
 def seconds(value: float | None) -> str:
     """A duration with a suitable unit, `-` if unknown."""
     if value is None:
@@ -108,9 +98,8 @@ def validation_text(files: Sequence[str], problems: Sequence[Diagnostic]) -> str
     errors = sum(d.severity is Severity.ERROR for d in problems)
     warnings = len(problems) - errors
     notes = f" ({pluralize(warnings, 'warning')})" if warnings else ""
-    if errors:
-        return f"{pluralize(errors, 'problem')} in {', '.join(files)}{notes}"
-    return f"valid: {', '.join(files)}{notes}"
+    verdict = f"{pluralize(errors, 'problem')} in" if errors else "valid:"
+    return f"{verdict} {', '.join(files)}{notes}"
 
 
 def settings_text(settings: Iterable[Setting], width: int) -> str:
@@ -231,11 +220,6 @@ def run_text(summary: RunSummary) -> str:
 
 def _position(stream: str | None, value: int | None) -> str:
     return "no position yet" if stream is None or value is None else format_stream_position(stream, value)
-
-
-def report_text(files: Any) -> str:
-    """The location of the report."""
-    return f"report  {files.html}\ndata    {files.json}"
 
 
 def error_text(error: CdcLakeError, *, colour: bool = False) -> str:

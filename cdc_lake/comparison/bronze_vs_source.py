@@ -82,12 +82,9 @@ def against_source(project: Project, report: ProgressReporter = silent) -> Sourc
     confirmed = None if slot is None else slot.confirmed
     forgotten = confirmed is not None and parse_position(confirmed) > state.confirm
     tables = _tables(project, bronze, state, report)
-    return SourceProof(chain, confirmed, _format_confirmed(confirmed, state), forgotten, tables)
-
-
-def _format_confirmed(confirmed: str | None, state: StreamCheckpoint) -> str:
-    """Bronze's confirmed position, printed like the slot's own."""
-    return str(Lsn(state.confirm)) if confirmed is not None and "/" in confirmed else str(state.confirm)
+    is_lsn = confirmed is not None and "/" in confirmed  # both positions are printed in the same form
+    held = str(Lsn(state.confirm) if is_lsn else state.confirm)
+    return SourceProof(chain, confirmed, held, forgotten, tables)
 
 
 def _tables(
@@ -103,22 +100,20 @@ def _tables(
             rows = [
                 all_rows(source, relation, published) for relation, published in zip(relations, captured, strict=True)
             ]
-    keys: dict[str, tuple[str, ...]] = {}
-    reasons = {str(relation.table): _cannot(project, bronze, state, where, relation) for relation in relations}
-    for relation in relations:
-        try:
-            keys[str(relation.table)] = relation.names if without_key(relation) else default_keys(relation)
-        except NoKey as none:
-            reasons[str(relation.table)] = none.message
     copies = copies_in_force(control_tables(project).snapshots(), state.stream, state.upto) or {}
     copied = {name: published.position for name, published in copies.items()}
     proofs = []
     for relation, source_rows in zip(relations, rows, strict=True):
-        name = str(relation.table)
-        if reasons[name]:
-            proofs.append(TableProof(name, "inconclusive", source_rows.num_rows, reason=reasons[name]))
+        name, keys = str(relation.table), relation.names
+        reason = _cannot(project, bronze, state, where, relation)
+        try:
+            keys = keys if without_key(relation) else default_keys(relation)
+        except NoKey as none:
+            reason = none.message
+        if reason:
+            proofs.append(TableProof(name, "inconclusive", source_rows.num_rows, reason=reason))
         else:
-            proofs.append(_compare_table(bronze, state, relation, source_rows, keys[name], copied))
+            proofs.append(_compare_table(bronze, state, relation, source_rows, keys, copied))
         report(ProgressEvent("chain", f"{name}: {proofs[-1].verdict}", source_rows.num_rows, unit="rows"))
     return tuple(proofs)
 

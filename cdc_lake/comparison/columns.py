@@ -26,7 +26,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.base import ComparisonSource
-from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, WrittenCut, last_cut
+from cdc_lake.control.cuts import ACTIVE, FAILED, TableState, WrittenCut, last_cut
 from cdc_lake.control.table_pauses import stopped_tables
 from cdc_lake.errors import NoKey, TransformUnfit
 from cdc_lake.model.position import Span
@@ -41,11 +41,11 @@ from cdc_lake.source.base import PublishedTable
 from cdc_lake.source.row_hash_sql import is_numbered
 from cdc_lake.tables.canonical_values import companion_decimals, from_silver, from_source, with_zero
 from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.row_hash import BUCKETS, HashStrategy, RowForm
-from cdc_lake.tables.silver_table import Marker, read_marker
+from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.spark_session import derive, start
 from cdc_lake.tables.types import is_numeric, typed_columns
-from cdc_lake.tables.version_retention import is_readable
 
 Key: TypeAlias = tuple[str | None, ...]
 
@@ -267,7 +267,17 @@ def pin(
     A table is at the later of its own marker and the last cut, which advances without merges.
     """
     cut, paused = last_cut(control, state.stream), stopped_tables(project, control)
-    return [_pin_table(project, cut, state, published, paused.get(str(published.table))) for published in tables]
+    result = []
+    for published in tables:
+        name, target = str(published.table), project.target(published.table)
+        marker = table_log(project, target).marker(state.stream)  # after the cut, so it is at least as new
+        listed = None if cut is None else cut.tables.get(name)
+        reached = [-1] if marker.position is None else [marker.position]
+        if listed is not None and listed.state == ACTIVE and listed.generation == marker.generation:
+            reached.append(listed.position)
+        waits = _waits(listed, target, paused.get(name))
+        result.append(ComparedTable(published, target, marker, max(reached), waits=waits))
+    return result
 
 
 def pin_at(project: Project, cut: WrittenCut, tables: Iterable[PublishedTable]) -> list[ComparedTable]:
@@ -275,27 +285,12 @@ def pin_at(project: Project, cut: WrittenCut, tables: Iterable[PublishedTable]) 
     result = []
     for published in tables:
         table, target = cut.tables.get(str(published.table)), project.target(published.table)
-        if table is None or table.version is None or not is_readable(project, target, table.version):
+        if table is None or table.version is None or not table_log(project, target).is_readable(table.version):
             result.append(ComparedTable(published, target, Marker(None, None), -1, readable=False))
         else:
-            result.append(
-                ComparedTable(
-                    published, target, Marker(table.position, table.version, table.generation), table.position
-                )
-            )
+            marker = Marker(table.position, table.version, table.generation)
+            result.append(ComparedTable(published, target, marker, table.position))
     return result
-
-
-def _pin_table(
-    project: Project, cut: Cut | None, state: StreamCheckpoint, published: PublishedTable, paused_at: datetime | None
-) -> ComparedTable:
-    target = project.target(published.table)
-    marker = read_marker(project, target, state.stream)  # after the cut, so it is at least as new
-    listed = None if cut is None else cut.tables.get(str(published.table))
-    reached = [-1] if marker.position is None else [marker.position]
-    if listed is not None and listed.state == ACTIVE and listed.generation == marker.generation:
-        reached.append(listed.position)
-    return ComparedTable(published, target, marker, max(reached), waits=_waits(listed, target, paused_at))
 
 
 def _waits(listed: TableState | None, target: Target, paused_at: datetime | None) -> tuple[str, str] | None:
@@ -339,6 +334,10 @@ class SilverView:
             name: self.names[columns[index].source.name] for index, name in names.items() if columns[index].companion
         }
         self.computed = tuple(name for name, _ in target.transforms.compute)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What executors need: no project, which has secrets."""
+        return {name: value for name, value in vars(self).items() if name not in {"_project", "_plan"}}
 
     @property
     def evaluates(self) -> bool:
@@ -435,9 +434,8 @@ class Layout:
         kind = self.types.get(column)
         if kind is None:
             return list(values)
-        result: list[str | None] = self.form_of(
-            column, from_source(pa.array(values, pa.large_string()), kind)
-        ).to_pylist()
+        texts = from_source(pa.array(values, pa.large_string()), kind)
+        result: list[str | None] = self.form_of(column, texts).to_pylist()
         return result
 
     def _canonical(self, rows: pa.Table) -> pa.Table:

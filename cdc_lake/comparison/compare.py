@@ -31,34 +31,9 @@ import pyarrow as pa
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.comparison.columns import (
-    ComparedTable,
-    CompareOptions,
-    CompareTask,
-    Differences,
-    Key,
-    Layout,
-    Sample,
-    TypesApart,
-    count_copies,
-    layout_of,
-    match,
-    merge_differences,
-    pin,
-    pin_at,
-    type_gap,
-)
+from cdc_lake.comparison import columns, row_sets
 from cdc_lake.comparison.pending_changes import Held, Overlay, PendingChanges, forward
 from cdc_lake.comparison.repair import DifferingKeys, repair, repair_run
-from cdc_lake.comparison.row_sets import (
-    BucketStore,
-    KeyRows,
-    SilverRowSet,
-    SourceRowSet,
-    both_sums,
-    differing_keys,
-    pair_shelves,
-)
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.base import ComparisonSource
 from cdc_lake.connectors.factory import compare_source
@@ -78,8 +53,8 @@ from cdc_lake.source.base import (
     takes_table_copies,
 )
 from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.row_hash import BUCKETS
-from cdc_lake.tables.silver_reader import silver_blocks, silver_exists, silver_rows
 
 SHARED = "name columns in `keys` of the table that identify its rows, then `cdc-lake rebuild TABLE`"
 
@@ -92,18 +67,18 @@ class _Found:
     `sampled`: share of compared buckets, None: all; `rows_of_keys`: rows of some differing keys.
     """
 
-    differences: Differences
-    accounted: frozenset[Key]
-    unaccounted: frozenset[Key]
+    differences: columns.Differences
+    accounted: frozenset[columns.Key]
+    unaccounted: frozenset[columns.Key]
     rows: tuple[int, int]
-    layout: Layout | None = None
-    apart: frozenset[Key] = frozenset()
+    layout: columns.Layout | None = None
+    apart: frozenset[columns.Key] = frozenset()
     astray: frozenset[str] = frozenset()
     uneven: bool = False
     streamed: str = ""
     matched: int = 0
     sampled: float | None = None
-    rows_of_keys: KeyRows | None = None
+    rows_of_keys: row_sets.KeyRows | None = None
     forward: int = 0
 
     @property
@@ -112,7 +87,7 @@ class _Found:
         return self.layout is not None and self.layout.by_content
 
 
-def table_compared(job: CompareTask, where: AlignmentPoint) -> TableComparison:
+def table_compared(job: columns.CompareTask, where: AlignmentPoint) -> TableComparison:
     """The verdict of one table. Raises SourceError, LakeError."""
     began = time.monotonic()
     pinned = job.pinned
@@ -141,41 +116,41 @@ def table_compared(job: CompareTask, where: AlignmentPoint) -> TableComparison:
     )
 
 
-def _compare_sides(job: CompareTask, unapplied: Sequence[SnapshotTransaction]) -> _Found | Gap:
+def _compare_sides(job: columns.CompareTask, unapplied: Sequence[SnapshotTransaction]) -> _Found | Gap:
     """The differences, or why both sides cannot be compared."""
     pinned = job.pinned
     if not pinned.readable:
         return Gap("the cut does not contain it, or its version no longer exists", "`cdc-lake cuts list`")
-    if not silver_exists(job.project, pinned.target):
+    if not table_log(job.project, pinned.target).exists():
         return _without_silver(job)
-    schema, _ = silver_blocks(job.project, pinned.target, pinned.marker.version)
-    layout = layout_of(job, schema)
+    schema, _ = table_log(job.project, pinned.target).read_blocks(pinned.marker.version)
+    layout = columns.layout_of(job, schema)
     if isinstance(layout, Gap):
         return layout
     try:
         later = forward(job, layout, [touch.position for touch in unapplied], sum(touch.changes for touch in unapplied))
         return later if isinstance(later, Gap) else _both_sides(job, layout, later)
-    except TypesApart as odd:
-        return type_gap(str(odd))
+    except columns.TypesApart as odd:
+        return columns.type_gap(str(odd))
 
 
-def _without_silver(job: CompareTask) -> _Found | Gap:
+def _without_silver(job: columns.CompareTask) -> _Found | Gap:
     relation = job.source.relation_of(job.pinned.published)
     if sum(block.num_rows for block in job.source.parts(relation, job.pinned.published)):
         return Gap("the silver table has not been created yet", "run `cdc-lake run --once`")
-    return _Found(Differences(), frozenset(), frozenset(), (0, 0))
+    return _Found(columns.Differences(), frozenset(), frozenset(), (0, 0))
 
 
-def _both_sides(job: CompareTask, layout: Layout, later: PendingChanges) -> _Found | Gap:
+def _both_sides(job: columns.CompareTask, layout: columns.Layout, later: PendingChanges) -> _Found | Gap:
     quarantined = Held(job, layout, later.changes, closed=later.emptied)
     overlay = Overlay(layout, quarantined.others, emptied=later.emptied)
-    source, silver = SourceRowSet(job, layout), SilverRowSet(job, layout, overlay)
-    among, rows_of_keys = _among(job), KeyRows(layout, quarantined.keys)
-    differences, uneven, read = Differences(), False, (0, 0)
+    source, silver = row_sets.SourceRowSet(job, layout), row_sets.SilverRowSet(job, layout, overlay)
+    among, rows_of_keys = _among(job), row_sets.KeyRows(layout, quarantined.keys)
+    differences, uneven, read = columns.Differences(), False, (0, 0)
     if job.asked.full:
         wanted = np.ones(BUCKETS, bool) if among is None else among
     else:
-        source_sums, silver_sums = both_sums(source, silver, among)
+        source_sums, silver_sums = row_sets.both_sums(source, silver, among)
         wanted = source_sums.unlike(silver_sums)
     wanted = wanted | layout.buckets_of(quarantined.keys)
     if wanted.any():
@@ -202,27 +177,29 @@ def _both_sides(job: CompareTask, layout: Layout, later: PendingChanges) -> _Fou
     )
 
 
-def _among(job: CompareTask) -> Any:
+def _among(job: columns.CompareTask) -> Any:
     """The buckets to compare, a bool each; None: all."""
     if job.asked.sample is None:
         return None
     pinned = job.pinned
-    return job.asked.sample.buckets(silver_rows(job.project, pinned.target, pinned.marker.version))
+    return job.asked.sample.buckets(table_log(job.project, pinned.target).count_rows(pinned.marker.version))
 
 
 def _match_rows(
     project: Project,
-    layout: Layout,
-    sides: tuple[SourceRowSet, SilverRowSet],
+    layout: columns.Layout,
+    sides: tuple[row_sets.SourceRowSet, row_sets.SilverRowSet],
     quarantined: Held,
     wanted: Any,
-    rows_of_keys: KeyRows,
-) -> tuple[Differences, bool, tuple[int, int]]:
+    rows_of_keys: row_sets.KeyRows,
+) -> tuple[columns.Differences, bool, tuple[int, int]]:
     """The differences in some buckets, whether the number of rows differs in a part, and the number on each side."""
     source, silver = sides
     buckets = None if wanted.all() else wanted
     parts, uneven, here_read, there_read = [], False, 0, 0
-    with _shelves(project) as (source_shelf, silver_shelf):
+    project.scratch.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{project.name}.compare.", dir=project.scratch.parent) as folder:
+        source_shelf, silver_shelf = (row_sets.BucketStore(Path(folder), side) for side in ("source", "silver"))
         for rows, all_rows in source.blocks(buckets):
             here_read += rows.num_rows
             quarantined.at_source(all_rows)
@@ -231,29 +208,22 @@ def _match_rows(
             there_read += rows.num_rows
             quarantined.in_silver(rows)
             silver_shelf.add(rows, layout.form.buckets(rows))
-        for source_part, silver_part in pair_shelves(source_shelf, silver_shelf):
+        for source_part, silver_part in row_sets.pair_shelves(source_shelf, silver_shelf):
             rows_in_source, rows_in_silver = _rows(source_part, layout), _rows(silver_part, layout)
-            parts.append(match(rows_in_source, rows_in_silver, layout.keys))
+            parts.append(columns.match(rows_in_source, rows_in_silver, layout.keys))
             rows_of_keys.add(parts[-1], rows_in_source, rows_in_silver)
             uneven |= rows_in_source.num_rows != rows_in_silver.num_rows
-    return merge_differences(parts), uneven, (here_read, there_read)
+    return columns.merge_differences(parts), uneven, (here_read, there_read)
 
 
-@contextmanager
-def _shelves(project: Project) -> Iterator[tuple[BucketStore, BucketStore]]:
-    project.scratch.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f"{project.name}.compare.", dir=project.scratch.parent) as folder:
-        yield BucketStore(Path(folder), "source"), BucketStore(Path(folder), "silver")
-
-
-def _rows(rows: pa.Table | None, layout: Layout) -> pa.Table:
+def _rows(rows: pa.Table | None, layout: columns.Layout) -> pa.Table:
     """Rows as they are matched: without a key each distinct row with its number."""
     if rows is None:
         rows = pa.schema([pa.field(name, pa.large_string()) for name in layout.form.columns]).empty_table()
-    return count_copies(rows) if layout.by_content else rows
+    return columns.count_copies(rows) if layout.by_content else rows
 
 
-def _judge_findings(job: CompareTask, where: AlignmentPoint, findings: _Found, began: float) -> TableComparison:
+def _judge_findings(job: columns.CompareTask, where: AlignmentPoint, findings: _Found, began: float) -> TableComparison:
     pinned, differences = job.pinned, findings.differences
     quarantined = findings.accounted | findings.unaccounted
     kinds = {
@@ -267,15 +237,15 @@ def _judge_findings(job: CompareTask, where: AlignmentPoint, findings: _Found, b
     # Without a key a sample would be a whole row, and values are not reported.
     samples = () if findings.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys)
     shared = frozenset(differences.shared) - findings.accounted
-    verdict = _verdict(
-        any(kinds.values()) or findings.uneven or bool(findings.astray), findings.accounted, findings.apart
-    )
-    why, remedy = (
-        _reason(findings, shared),
-        SHARED if shared else _remedy_text(job) if verdict is Verdict.DIFFERENT else "",
-    )
+    differs = any(kinds.values()) or findings.uneven or bool(findings.astray)
+    verdict = _verdict(differs, findings.accounted, findings.apart)
+    why = _reason(findings, shared)
+    remedy = SHARED if shared else _remedy_text(job) if verdict is Verdict.DIFFERENT else ""
     if not why and pinned.waits is not None:
         why, remedy = pinned.waits
+    differing: tuple[DifferingKey, ...] = ()
+    if findings.layout is not None and findings.rows_of_keys is not None:
+        differing = row_sets.differing_keys(job, findings.layout, samples, findings.rows_of_keys)
     return TableComparison(
         table=str(pinned.target.source),
         silver=pinned.target.label,
@@ -298,23 +268,15 @@ def _judge_findings(job: CompareTask, where: AlignmentPoint, findings: _Found, b
         hashed_by="" if findings.layout is None or job.asked.full else "client" if findings.streamed else "server",
         streamed=findings.streamed,
         rows_matched=findings.matched,
-        differing=_differing_keys_of(job, findings, samples),
+        differing=differing,
         rolled_forward=findings.forward,
         sampled=findings.sampled,
         seconds=_elapsed_seconds(began),
     )
 
 
-def _differing_keys_of(
-    job: CompareTask, findings: _Found, samples: Sequence[tuple[str, Sequence[Key]]]
-) -> tuple[DifferingKey, ...]:
-    if findings.layout is None or findings.rows_of_keys is None:
-        return ()
-    return differing_keys(job, findings.layout, samples, findings.rows_of_keys)
-
-
 def _repair_keys(
-    job: CompareTask, where: AlignmentPoint, findings: _Found, kinds: Mapping[str, Sequence[Key]]
+    job: columns.CompareTask, where: AlignmentPoint, findings: _Found, kinds: Mapping[str, Sequence[columns.Key]]
 ) -> Repair | None:
     """The repair of differing keys; None if none was requested or none differs."""
     keys_by_kind = {kind: frozenset(keys) for kind, keys in kinds.items()}
@@ -326,7 +288,7 @@ def _repair_keys(
     return repair(job, where, differing) if job.asked.repairs and differing.keys else None
 
 
-def _remedy_text(job: CompareTask) -> str:
+def _remedy_text(job: columns.CompareTask) -> str:
     """The hint how silver becomes equal again; none for an older version or with a repair, which reports its
     outcome.
     """
@@ -338,7 +300,7 @@ def _remedy_text(job: CompareTask) -> str:
     return f"`cdc-lake resync {table}` copies the table again, `cdc-lake compare {table} --repair` single keys"
 
 
-def _verdict(different: bool, accounted: frozenset[Key], apart: frozenset[Key]) -> Verdict:
+def _verdict(different: bool, accounted: frozenset[columns.Key], apart: frozenset[columns.Key]) -> Verdict:
     if different:
         return Verdict.DIFFERENT
     if accounted & apart:
@@ -346,22 +308,21 @@ def _verdict(different: bool, accounted: frozenset[Key], apart: frozenset[Key]) 
     return Verdict.EQUAL_BUT_QUARANTINED if accounted else Verdict.EQUAL
 
 
-def _reason(findings: _Found, shared: frozenset[Key]) -> str:
+def _reason(findings: _Found, shared: frozenset[columns.Key]) -> str:
     if findings.astray:
         return f"numbers that do not match the text in the other column: {', '.join(sorted(findings.astray))}"
     if shared and findings.layout is not None:
-        return (
-            f"the source has several rows with the same key: {', '.join(findings.layout.keys)} does not identify a row"
-        )
+        keys = ", ".join(findings.layout.keys)
+        return f"the source has several rows with the same key: {keys} does not identify a row"
     return "the numbers of rows with the same key differ" if findings.uneven else ""
 
 
-def _columns(differences: Differences, quarantined: frozenset[Key]) -> tuple[tuple[str, int], ...]:
+def _columns(differences: columns.Differences, quarantined: frozenset[columns.Key]) -> tuple[tuple[str, int], ...]:
     """Differing rows by column; omitted if some belong to quarantined keys, which are explained differently."""
     return () if quarantined.intersection(differences.changed) else differences.columns
 
 
-def _without_quarantined(keys: Sequence[Key], quarantined: frozenset[Key]) -> tuple[Key, ...]:
+def _without_quarantined(keys: Sequence[columns.Key], quarantined: frozenset[columns.Key]) -> tuple[columns.Key, ...]:
     return tuple(sorted((key for key in keys if key not in quarantined), key=repr))
 
 
@@ -379,7 +340,7 @@ def compare(
     values: bool = False,
     as_of: AsOf | None = None,
     full: bool = False,
-    sample: Sample | None = None,
+    sample: columns.Sample | None = None,
     exclude: Sequence[str] = (),
 ) -> Comparison:
     """Compare the named source tables (`schema.table`, or a table of `public`), by default all published ones, without
@@ -397,7 +358,9 @@ def compare(
     if repair and as_of is not None:
         msg = "differences in an older version of silver are not repaired"
         raise ValueError(msg)
-    asked = CompareOptions(repair, lands=repair and yes, values=values, full=full, sample=sample, now=as_of is None)
+    asked = columns.CompareOptions(
+        repair, lands=repair and yes, values=values, full=full, sample=sample, now=as_of is None
+    )
     if not asked.lands:
         return _compare_tables(project, tables, exclude, report, asked, as_of)
     with repair_run(project) as comparisons:
@@ -410,7 +373,7 @@ def _compare_tables(
     tables: Sequence[str],
     exclude: Sequence[str],
     report: ProgressReporter,
-    asked: CompareOptions,
+    asked: columns.CompareOptions,
     as_of: AsOf | None,
 ) -> Comparison:
     began = time.monotonic()
@@ -425,12 +388,12 @@ def _compare_tables(
         excluded = {table.table for table in _chosen(captured, exclude)} if exclude else set()
         chosen = [table for table in _chosen(captured, tables) if table.table not in excluded]
         cut = None if as_of is None else find_cut(project, as_of, state.epoch)
-        pinned = pin(project, control, state, chosen) if cut is None else pin_at(project, cut, chosen)
+        pinned = columns.pin(project, control, state, chosen) if cut is None else columns.pin_at(project, cut, chosen)
         report(ProgressEvent("compare", "taking a snapshot of the source"))
         with _snapshot(bronze, state, source, pinned, report) as where:
-            jobs = [CompareTask(project, bronze, control, state, source, table, asked) for table in pinned]
+            jobs = [columns.CompareTask(project, bronze, control, state, source, table, asked) for table in pinned]
             results = [_report_verdict(table_compared(job, where), report) for job in jobs]
-    position, seconds = format_stream_position(state.stream, where.shown.position), round(time.monotonic() - began, 3)
+    position, seconds = format_stream_position(state.stream, where.shown.position), _elapsed_seconds(began)
     comparison = Comparison(project.name, datetime.now(UTC), position, tuple(results), seconds, asked.values)
     stands = [Judged(state.stream, state.epoch, table.marker.generation, table.watermark) for table in pinned]
     record(control, comparison, stands)
@@ -443,7 +406,7 @@ def _snapshot(
     bronze: BronzeReader,
     state: StreamCheckpoint,
     source: ComparisonSource,
-    pinned: Sequence[ComparedTable],
+    pinned: Sequence[columns.ComparedTable],
     report: ProgressReporter,
 ) -> Iterator[AlignmentPoint]:
     """A snapshot of the source; a later one if silver has something that it does not show yet."""
@@ -467,13 +430,9 @@ def _snapshot(
 
 
 def _report_verdict(result: TableComparison, report: ProgressReporter) -> TableComparison:
-    because = f" ({result.reason})" if result.reason else ""
+    text = f"{result.table}: {result.text}" + (f" ({result.reason})" if result.reason else "")
     facts = {"table": result.table, "verdict": result.verdict.value}
-    report(
-        ProgressEvent(
-            "compare", f"{result.table}: {result.text}{because}", result.source_rows, unit="rows", facts=facts
-        )
-    )
+    report(ProgressEvent("compare", text, result.source_rows, unit="rows", facts=facts))
     return result
 
 

@@ -225,15 +225,14 @@ class Held:
         quarantined: list[PendingChange] = []
         if (rows := holds.kept_back) and not closed:
             layouts = job.bronze.layouts([pinned.target.source])
-            quarantined = quarantined_changes(rows, layouts, layout.relation, self._form)
+            quarantined = quarantined_changes(
+                rows, layouts, layout.relation, lambda column, text: layout.text(column, [text])[0]
+            )
         self.keys, own_flags = connect_keys(touched_keys(quarantined, layout.keys), later, layout.keys)
         self._changes = [*quarantined, *(change for change, is_mine in zip(later, own_flags, strict=True) if is_mine)]
         self.others = [change for change, is_mine in zip(later, own_flags, strict=True) if not is_mine]
         self._wanted: _Rows = defaultdict(list)
         self._have: _Rows = defaultdict(list)
-
-    def _form(self, column: str, text: str | None) -> str | None:
-        return self._layout.text(column, [text])[0]
 
     def at_source(self, rows: pa.Table) -> None:
         """Record rows of the source, including those that silver should not have."""
@@ -346,6 +345,11 @@ class Overlay:
         self._buckets = layout.buckets_of(self._keys)
         self.shared: frozenset[RowKey] = frozenset()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the rows are those of silver."""
+        return not self._keys and not self._emptied
+
     def among(self, buckets: Any) -> Overlay:
         """The part needed for some buckets (bools): their keys, and those connected to them by changes."""
         if buckets is None or not self._keys:
@@ -402,5 +406,4 @@ class Overlay:
             }
             # all rows of a key that silver has several times are changed
             rows = [row for key, row in complete_rows.items() for _ in range(max(1, len(before[key])))]
-        texts = {name: pa.array([row[name] for row in rows], pa.large_string()) for name in columns}
-        return pa.table(texts)
+        return pa.table({name: pa.array([row[name] for row in rows], pa.large_string()) for name in columns})

@@ -26,6 +26,7 @@ from cdc_lake.comparison.row_sets import canonical_texts
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.base import ComparisonSource, all_rows
 from cdc_lake.connectors.redaction import rules_of
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import ACTIVE, TableState, last_cut
 from cdc_lake.control.snapshots import REFETCHED, refetched_rows
 from cdc_lake.control.verdicts import Comparison, Repair
@@ -38,7 +39,7 @@ from cdc_lake.silver.row_tracing import Key
 from cdc_lake.source.base import PublishedTable, format_stream_position
 from cdc_lake.source.sql_text import identifier, literal
 from cdc_lake.tables.control_schema import RunRow, SnapshotRow, new_run
-from cdc_lake.tables.control_tables import ControlTables, control_tables, lease
+from cdc_lake.tables.control_tables import ControlTables, control_tables
 
 KEYS_AT_MOST: Final = 5_000
 """Keys of a table that one statement reads."""
@@ -82,7 +83,7 @@ def repair_run(project: Project) -> Iterator[list[Comparison]]:
     the caller adds to the list. Raises AnotherApply.
     """
     comparisons: list[Comparison] = []
-    with lease(project.lease):
+    with apply_lease(project):
         control, run, began = control_tables(project), new_run(), datetime.now(UTC)
         control.record(RunRow(run, REPAIR, began, None, "running", "{}"))
         outcome = "failed"

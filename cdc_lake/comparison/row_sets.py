@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_lake.bronze.span_index import KeyTouch, TextsOf, touching
 from cdc_lake.comparison.columns import CompareTask, Differences, Key, Layout, SilverRows, rows_among
@@ -28,8 +29,17 @@ from cdc_lake.source.base import format_stream_position
 from cdc_lake.source.row_hash_sql import HashSql, hash_sql
 from cdc_lake.tables.canonical_values import from_source, readable
 from cdc_lake.tables.control_schema import SnapshotRow
+from cdc_lake.tables.open_silver_table import silver_frame, table_log
 from cdc_lake.tables.row_hash import BUCKETS, BucketSums, HashStrategy, bucket_of
-from cdc_lake.tables.silver_reader import silver_blocks
+from cdc_lake.tables.spark_session import derive, start
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+LARGE = 256 << 20
+"""Bytes of a silver table from which executors sum it up, if they can."""
+
+_SUMS = pa.schema([("bucket", pa.int32()), ("rows", pa.int64()), ("total", pa.int64()), ("astray", pa.string())])
 
 _NAMED = BUCKETS // 4
 """Maximum number of buckets that a statement names; for more, all rows are read and filtered."""
@@ -100,6 +110,8 @@ class SilverRowSet:
 
     def sums(self, ways: Mapping[str, HashStrategy], buckets: Any = None) -> BucketSums:
         """The sums of each bucket, with these hash strategies; `buckets`: only these, a bool each."""
+        if self._overlay.is_empty and self._is_for_executors():
+            return self._sums_of_executors(ways, buckets)
         sums, form = BucketSums(), self._layout.form
         for rows in self._rows(buckets):
             if isinstance(rows, pa.Table):
@@ -119,13 +131,71 @@ class SilverRowSet:
         yield from overlay.overlay_blocks(self._read_blocks(overlay.needed_buckets(buckets)), buckets)
         self.shared |= overlay.shared
 
+    def _is_for_executors(self) -> bool:
+        project = self._job.project
+        if not project.pipeline.spark.python_on_executors or project.lake_address is None:
+            return False
+        return table_log(project, self._job.pinned.target).statistics().size >= LARGE
+
+    def _sums_of_executors(self, ways: Mapping[str, HashStrategy], buckets: Any) -> BucketSums:
+        """The same, computed by the tasks of a cluster."""
+        project, pinned = self._job.project, self._job.pinned
+        spark = derive(start(project, log=project.lake / "logs" / "compare.log"))
+        schema, _ = table_log(project, pinned.target).read_blocks(pinned.marker.version)
+        frame = silver_frame(spark, project, pinned.target, pinned.marker.version)
+        summed = sums_by_tasks(frame, schema, self._layout, ways, buckets)
+        self.astray |= frozenset(summed["astray"].drop_null().to_pylist())
+        sums, totals = BucketSums(), summed.filter(pc.is_valid(summed["bucket"]))
+        sums.put(*(list(map(int, totals[name].to_pylist())) for name in ("bucket", "rows", "total")))
+        return sums
+
     def _read_blocks(self, buckets: Any) -> Iterator[SilverRows]:
         pinned = self._job.pinned
-        _, blocks = silver_blocks(self._job.project, pinned.target, pinned.marker.version)
+        _, blocks = table_log(self._job.project, pinned.target).read_blocks(pinned.marker.version)
         for block in blocks:
             rows = self._layout.silver(block, buckets)
             self.astray |= rows.astray
             yield rows
+
+
+def sums_by_tasks(
+    frame: DataFrame, schema: pa.Schema, layout: Layout, ways: Mapping[str, HashStrategy], buckets: Any
+) -> pa.Table:
+    """The rows of a silver table summed up by Spark's tasks, which need Python with cdc-lake.
+
+    Args:
+        frame: The rows.
+        schema: Their types as the log of the table reads them.
+        layout: How the table is compared.
+        ways: How columns are hashed.
+        buckets: Which (bools); None: all.
+
+    Returns:
+        `bucket`, `rows`, and `total`, the exact sum of signed hashes; and rows without a bucket for each companion
+        column that is `astray`.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - most comparisons need no Spark
+
+    def sum_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        sums, astray = BucketSums(), set[str]()
+        for batch in batches:
+            table = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+            rows = layout.silver(table, buckets)
+            hashes = rows.hashes(ways)
+            sums.add(bucket_of(hashes) if layout.form.is_key_only else rows.buckets, hashes)
+            astray |= rows.astray
+        found = np.flatnonzero(sums.counts)
+        columns = {
+            "bucket": [*found.tolist(), *[None] * len(astray)],
+            "rows": [*sums.counts[found].tolist(), *[None] * len(astray)],
+            "total": [*sums.hashes[found].view(np.int64).tolist(), *[None] * len(astray)],
+            "astray": [*[None] * found.size, *sorted(astray)],
+        }
+        yield pa.RecordBatch.from_pydict(columns, schema=_SUMS)
+
+    parts = frame.mapInArrow(sum_up, "bucket int, rows bigint, total bigint, astray string")
+    exact = F.sum(F.col("total").cast("decimal(20,0)")).alias("total")  # a sum of bigints overflows
+    return parts.groupBy("bucket", "astray").agg(F.sum("rows").alias("rows"), exact).toArrow()
 
 
 def both_sums(source: SourceRowSet, silver: SilverRowSet, buckets: Any = None) -> tuple[BucketSums, BucketSums]:
@@ -183,14 +253,11 @@ class BucketStore:
         file = self._folder / f"{self._name}.{len(self._files)}.arrow"
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
             for first, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-                (batch,) = ordered.slice(first, end - first).combine_chunks().to_batches() or _no_rows(rows.schema)
+                batches = ordered.slice(first, end - first).combine_chunks().to_batches()
+                (batch,) = batches or [pa.RecordBatch.from_pylist([], schema=rows.schema)]
                 writer.write_batch(batch)
         self._files.append(file)
         self._open, self._rows = [], 0
-
-
-def _no_rows(schema: pa.Schema) -> list[pa.RecordBatch]:
-    return [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)]
 
 
 def _read(file: Path, number: int) -> Iterator[pa.Table]:

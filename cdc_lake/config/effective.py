@@ -70,6 +70,8 @@ def _section(project: Project, section: BaseModel, path: str) -> Iterator[Settin
         value = getattr(section, name)
         if isinstance(section, FamilySource) and name == "decoding":
             value = effective_options(section)
+        if key_path in {"lake.storage.provider", "lake.storage.account"}:
+            value = getattr(project.storage, name)
         if value is None:
             value = _derived_values(project).get(key_path)
         if key_path == CATALOG:

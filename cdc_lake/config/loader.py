@@ -213,7 +213,7 @@ def rename_settings(tree: MappingNode) -> Iterator[Diagnostic]:
         else:
             node.entries[name], node.keys[name] = node.entries[former], mark
             summary = f"`{former}` is now called `{name}`"
-            hint = f"rename it: version 0.5 will not know `{former}`"
+            hint = f"rename it: version 0.6 will not know `{former}`"
             yield Diagnostic(Severity.WARNING, Problem.RENAMED, summary, mark.location(path), hint)
         del node.entries[former], node.keys[former]
 

@@ -6,7 +6,7 @@ A section is the constructor argument of what it configures; only `config` reads
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, Strict
@@ -70,25 +70,63 @@ class Observe(Section):
     """OpenLineage events of apply."""
 
 
-# Amazon S3's rules for bucket names; keys have only characters that every client encodes in the same way in a URL.
-_ADDRESS = re.compile(
-    r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<key>[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*)/?"
-)
+Provider = Literal["s3", "azure", "gcs"]
+
+_KEY = r"/(?P<key>[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*)/?"  # only what every client encodes in the same way in a URL
+_BUCKET = rf"(?P<bucket>[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]){_KEY}"
+_ADLS = rf"(?P<bucket>[a-z0-9][a-z0-9-]{{1,61}}[a-z0-9])@(?P<account>[a-z0-9]{{3,24}})\.dfs\.core\.windows\.net{_KEY}"
+_PROVIDERS: dict[str, tuple[Provider, re.Pattern[str]]] = {
+    "s3": ("s3", re.compile(_BUCKET)),
+    "abfss": ("azure", re.compile(_ADLS)),
+    "gs": ("gcs", re.compile(_BUCKET)),
+}
+"""Service and form of the addresses of a scheme."""
 
 
 class Storage(Section):
-    """S3-compatible object store for tables whose address starts with `s3://`."""
+    """Object store of the tables whose addresses are `s3://…` (Amazon S3 or compatible), `abfss://…` (ADLS Gen2) or
+    `gs://…` (GCS). All addresses of a lake are in one of them.
+    """
 
+    provider: Provider = "s3"
+    """Service, only needed if no address names it (tables of a REST catalog): `s3`, `azure` or `gcs`."""
+    account: Text | None = None
+    """Storage account of ADLS, only needed if no address names it."""
     endpoint: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+/?$")] | None = None
-    """URL of the store, `https://host:port`; by default Amazon S3 in the region."""
-    region: Text
-    """Region that requests are signed for; a store without regions accepts any, for example `us-east-1`."""
-    access_key_id: SecretStr
-    """Access key ID, as a reference (`${env:NAME}`, `${file:path}`)."""
-    secret_access_key: SecretStr
-    """Secret access key, as a reference."""
+    """URL of the store, `https://host:port`; by default that of Amazon S3 in the region, of ADLS or of GCS. Spark does
+    not use it for ADLS."""
+    region: Text | None = None
+    """Region that requests to S3 are signed for; a store without regions accepts any, for example `us-east-1`."""
+    credentials: Literal["keys", "environment", "role"] = "keys"
+    """`keys`: those below. `environment`: what the process and its machine have: variables, a workload identity, the
+    role of a container or an instance; renewed while a run lasts. `role`: temporary credentials of `role_arn`, which
+    the credentials of the environment assume; renewed while a run lasts (S3)."""
+    access_key_id: SecretStr | None = None
+    """Access key ID of S3, as a reference (`${env:NAME}`, `${file:path}`)."""
+    secret_access_key: SecretStr | None = None
+    """Secret access key of S3, as a reference."""
     session_token: SecretStr | None = None
-    """Session token of temporary credentials, as a reference."""
+    """Session token of temporary credentials of S3, as a reference."""
+    role_arn: Annotated[str, Field(pattern=r"^arn:[a-z-]+:iam::[0-9]{12}:role/\S+$")] | None = None
+    """ARN of the role to assume, `arn:aws:iam::123456789012:role/lake`."""
+    external_id: Annotated[str, Field(min_length=2)] | None = None
+    """External ID that the role requires, if it does."""
+    ca_file: Text | None = None
+    """PEM file with the certificate authority of an S3 endpoint, relative to the project. Spark's driver gets it too;
+    on a cluster, add it to the Java truststore of each machine."""
+    account_key: SecretStr | None = None
+    """Key of the storage account of ADLS, as a reference."""
+    sas_token: SecretStr | None = None
+    """SAS token for the container of ADLS, as a reference."""
+    tenant_id: Text | None = None
+    """Tenant of a service principal with access to ADLS."""
+    client_id: Text | None = None
+    """Client ID of the service principal."""
+    client_secret: SecretStr | None = None
+    """Client secret of the service principal, as a reference."""
+    service_account_file: Text | None = None
+    """Key file of a service account with access to GCS, JSON, relative to the project; on a cluster, at the same path
+    on each machine."""
     allow_http: Annotated[bool, Strict()] = False
     """Allow an endpoint without TLS: data can then be read and modified in transit."""
     patience: Milliseconds = 60_000
@@ -97,26 +135,42 @@ class Storage(Section):
 
 @dataclass(frozen=True, slots=True)
 class ObjectAddress:
-    """A folder in a bucket."""
+    """A folder in a bucket of S3 or GCS, or in a container of an ADLS account."""
 
     bucket: str
     key: str
+    scheme: str = "s3"
+    account: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> ObjectAddress:
-        """Parse `s3://bucket/folder`. Raises ValueError."""
-        match = _ADDRESS.fullmatch(text)
+        """Parse `s3://bucket/folder`, `abfss://container@account.dfs.core.windows.net/folder`, or `gs://bucket/folder`.
+
+        Raises:
+            ValueError: It is none of them.
+        """
+        scheme, _, rest = text.partition("://")
+        match = _PROVIDERS[scheme][1].fullmatch(rest) if scheme in _PROVIDERS else None
         if match is None or any(part in {".", ".."} for part in match["key"].split("/")):
-            raise ValueError("an address in an object store is s3://bucket/folder")
-        return cls(match["bucket"], match["key"])
+            raise ValueError("not an address in an object store")
+        return cls(match["bucket"], match["key"], scheme, match.groupdict().get("account"))
+
+    @property
+    def provider(self) -> Provider:
+        """The service."""
+        return _PROVIDERS[self.scheme][0]
 
     @property
     def path(self) -> str:
         """The path in Arrow's file system."""
         return f"{self.bucket}/{self.key}"
 
+    def __truediv__(self, name: str) -> ObjectAddress:
+        return replace(self, key=f"{self.key}/{name}")
+
     def __str__(self) -> str:
-        return f"s3://{self.bucket}/{self.key}"
+        host = "" if self.account is None else f"@{self.account}.dfs.core.windows.net"
+        return f"{self.scheme}://{self.bucket}{host}/{self.key}"
 
 
 class Snapshot(Section):
@@ -190,7 +244,8 @@ class Bronze(Section):
     format: Literal["delta", "iceberg"] = "delta"
     """Table format; an Iceberg table is `bronze.<pipeline>` in the catalog of `lake.iceberg`."""
     path: Text | None = None
-    """Directory of a Delta table, relative to the project, or `s3://…`; `<lake.path>/bronze/<pipeline>` by default."""
+    """Directory of a Delta table, relative to the project, or its address in an object store;
+    `<lake.path>/bronze/<pipeline>` by default."""
     batch: Batch = Batch()
     """Limits at which a batch is closed."""
     spool: Spool = Spool()
@@ -216,10 +271,12 @@ class Iceberg(Section):
 
     catalog: Name = "lake"
     """Name of the catalog, the same in every program that opens it."""
-    type: Literal["sql", "rest"] = "sql"
-    """`sql`: a SQLite file or a PostgreSQL database (`postgresql+psycopg://…`); `rest`: a REST catalog server."""
+    type: Literal["sql", "rest", "hive", "glue"] = "sql"
+    """`sql`: a SQLite file or a PostgreSQL database (`postgresql+psycopg://…`); `rest`: a REST catalog server
+    (`https://…`); `hive`: a Hive metastore (`thrift://…`); `glue`: AWS Glue."""
     uri: Annotated[Text | None, Field(repr=False)] = None
-    """Address of the catalog; SQLite in `<lake.path>/catalog.db` by default. A password in it is never shown."""
+    """Address of the catalog; for `sql`, SQLite in `<lake.path>/catalog.db` by default; for `glue`, an endpoint other
+    than that of the region. A password in it is never shown."""
     warehouse: Text | None = None
     """Directory or address of the tables, `<lake.path>/warehouse` by default; for a REST catalog, the name of the
     warehouse."""
@@ -228,17 +285,29 @@ class Iceberg(Section):
     shown."""
 
 
+class Delta(Section):
+    """Names of the silver tables of `format: delta`, which are otherwise found by their addresses alone."""
+
+    metastore: Text | None = None
+    """Hive metastore in which they are registered as `namespace.name`, `thrift://host:9083`."""
+
+
 class Lake(Section):
     """Where the tables are stored."""
 
     path: Text = "lake"
-    """Root directory of bronze, silver, control tables and checkpoints, relative to the project."""
+    """Root of bronze, silver and control tables: a directory, relative to the project, or a folder of an object store:
+    `s3://bucket/folder`, `abfss://container@account.dfs.core.windows.net/folder`, `gs://bucket/folder`."""
+    work: Text = "work"
+    """Local directory of logs, reports and temporary files if `path` is in an object store, relative to the project."""
     control: Text | None = None
-    """Prefix in an object store for the control tables, `s3://bucket/folder`; by default a directory in `path`."""
+    """Address in an object store for the control tables, as for `path`; by default `control` in `path`."""
+    delta: Delta = Delta()
+    """Names of tables of `format: delta`."""
     iceberg: Iceberg = Iceberg()
     """Catalog for tables of `format: iceberg`."""
     storage: Storage | None = None
-    """Object store of `s3://…` addresses."""
+    """Object store of `s3://…`, `abfss://…` and `gs://…` addresses."""
 
 
 TableKind = Literal["current", "history", "append"]
@@ -398,9 +467,11 @@ class Apply(Section):
     """The loop from bronze to silver."""
 
     span_rows: Count = 500_000
-    """Number of changes after which a span is closed, at a transaction boundary."""
+    """Number of changes after which a span is closed, at a transaction boundary; on a cluster, by default, for each two
+    cores, up to eight times as many."""
     span_bytes: Bytes = 128 << 20
-    """Bytes of changes, as received, after which a span is closed, at a transaction boundary."""
+    """Bytes of changes, as received, after which a span is closed, at a transaction boundary; on a cluster as for
+    `span_rows`."""
     merge_on_read: Literal["auto", "never"] = "auto"
     """Whether changes to a large silver table mark rows as deleted (deletion vectors on Delta, position deletes on
     Iceberg) instead of rewriting files. `never`: for readers that do not support such marks; a table keeps those it
@@ -413,6 +484,26 @@ class Apply(Section):
     """How to handle a silver table whose rows another writer changed: `stop` the table, or `warn` and continue."""
     driver_memory: Bytes = 2 << 30
     """Heap of the Spark driver if cdc_lake starts Spark itself."""
+
+
+def is_local(master: str) -> bool:
+    """Whether a Spark with this `spark.master` runs its tasks in its own process."""
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
+
+
+class Spark(Section):
+    """The Spark that applies changes to silver."""
+
+    master: Text | None = None
+    """Cluster that runs the tasks: `spark://host:7077`, `yarn`, `k8s://https://…`; by default, the cores of this
+    machine. The lake must be in an object store. With `spark-submit`, its `--master` counts."""
+    packages: list[Text] | None = None
+    """Maven coordinates of the JAR files that Spark loads; by default, those that the pipeline needs. `[]`: none,
+    because the image of driver and executors contains them."""
+    python_on_executors: Annotated[bool, Strict()] = False
+    """The executors have Python with cdc-lake: `compare` then hashes large silver tables there."""
+    conf: dict[str, SecretStr] = {}  # noqa: RUF012  # pydantic copies defaults
+    """Additional settings of Spark, for example `spark.executor.memory: 8g`; their values are never shown."""
 
 
 class Pipeline(Section):
@@ -434,6 +525,8 @@ class Pipeline(Section):
     """Silver tables."""
     apply: Apply = Apply()
     """From bronze to silver."""
+    spark: Spark = Spark()
+    """The Spark that applies changes to silver."""
     quality: Quality = Quality()
     """When whole silver tables are checked, and what that holds back."""
     observe: Observe = Observe()

@@ -6,9 +6,6 @@ name, otherwise the file's own folder. They never depend on the working director
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +13,7 @@ from typing import Literal
 
 from cdc_lake.config.fields import white_list
 from cdc_lake.config.gaussdb_options import OPTIONS, Mode, OptionValue, as_number, as_sent
-from cdc_lake.config.model import ObjectAddress, Pipeline, SilverTable, TableKind
+from cdc_lake.config.model import ObjectAddress, Pipeline, SilverTable, Storage, TableKind
 from cdc_lake.config.rules import ROW_RULES, TABLE_RULES, RowRule, TableRule
 from cdc_lake.config.silver_tables import UNDECLARED, Declared, Transforms, TypePolicy
 from cdc_lake.config.source import FamilySource, PostgresSource
@@ -138,8 +135,15 @@ class Project:
 
     @property
     def lake(self) -> Path:
-        """Root folder of all tables."""
-        return self.root / self.pipeline.lake.path
+        """Root folder of all tables that are on this machine, and of files that never leave it."""
+        lake = self.pipeline.lake
+        return self.root / (lake.path if self.lake_address is None else lake.work)
+
+    @property
+    def lake_address(self) -> ObjectAddress | None:
+        """Prefix of all tables, if they are in an object store."""
+        path = self.pipeline.lake.path
+        return ObjectAddress.parse(path.rstrip("/")) if "://" in path else None
 
     @property
     def bronze(self) -> Path:
@@ -151,7 +155,9 @@ class Project:
     def bronze_address(self) -> ObjectAddress | None:
         """Address of the bronze table, if it is a Delta table in an object store."""
         path = self.pipeline.bronze.path
-        return ObjectAddress.parse(path) if path and "://" in path else None
+        if path is None:
+            return None if self.lake_address is None else self.lake_address / "bronze" / self.name
+        return ObjectAddress.parse(path) if "://" in path else None
 
     @property
     def control(self) -> Path:
@@ -162,7 +168,22 @@ class Project:
     def control_address(self) -> ObjectAddress | None:
         """Address of the control tables, if they are in an object store."""
         path = self.pipeline.lake.control
-        return None if path is None else ObjectAddress.parse(f"{path.rstrip('/')}/{self.name}")
+        if path is None:
+            return None if self.lake_address is None else self.lake_address / "control" / self.name
+        return ObjectAddress.parse(path.rstrip("/")) / self.name
+
+    @property
+    def storage(self) -> Storage | None:
+        """The object store, with what an address says of it, and absolute paths; None if there is none."""
+        storage, root = self.pipeline.lake.storage, self.iceberg_warehouse or ""
+        if storage is None:
+            return None
+        address = self.lake_address or self.control_address or self.bronze_address
+        if address is None and self.pipeline.lake.iceberg.type != "rest" and not root.startswith("file://"):
+            address = ObjectAddress.parse(root)
+        place = {} if address is None else {"provider": address.provider, "account": address.account}
+        paths = {name: getattr(storage, name) for name in ("ca_file", "service_account_file")}
+        return storage.model_copy(update={**place, **{n: str(self.root / path) for n, path in paths.items() if path}})
 
     def require_folders(self) -> None:
         """Raise BronzeNotWritten or ControlNotWritten if a file exists in place of a folder on this machine."""
@@ -176,14 +197,6 @@ class Project:
                 raise error(f"a file exists in place of the lake's folder {folder}", where=str(existing), hint=hint)
 
     @property
-    def lease(self) -> Path:
-        """Local folder of the lease on silver: an object store has no locks, and a mounted one often has none."""
-        if self.control_address is None:
-            return self.control
-        lake = hashlib.sha256(str(self.lake.absolute()).encode()).hexdigest()[:12]
-        return Path(tempfile.gettempdir()) / f"cdc_lake-{os.getuid()}" / f"{self.name}-{lake}"
-
-    @property
     def checkpoint(self) -> Path:
         """Folder of Spark's checkpoint, which is only a hint."""
         return self.lake / "checkpoints" / self.name
@@ -192,6 +205,11 @@ class Project:
     def scratch(self) -> Path:
         """Folder of temporary copies that a run makes."""
         return self.lake / "scratch" / self.name
+
+    @property
+    def scratch_address(self) -> ObjectAddress | None:
+        """Address of those that every machine of a cluster reads, if the lake is in an object store."""
+        return None if self.lake_address is None else self.lake_address / "scratch" / self.name
 
     @property
     def spool(self) -> Path:
@@ -212,8 +230,9 @@ class Project:
 
     @property
     def iceberg_uri(self) -> str:
-        """Address of the Iceberg catalog."""
-        return self.pipeline.lake.iceberg.uri or f"sqlite:///{self.lake / 'catalog.db'}"
+        """Address of the Iceberg catalog; empty for AWS Glue at its usual endpoint."""
+        config = self.pipeline.lake.iceberg
+        return config.uri or ("" if config.type == "glue" else f"sqlite:///{self.lake / 'catalog.db'}")
 
     @property
     def iceberg_warehouse(self) -> str | None:
@@ -223,11 +242,18 @@ class Project:
             return warehouse
         if warehouse and "://" in warehouse:
             return warehouse
+        if warehouse is None and self.lake_address is not None:
+            return str(self.lake_address / "warehouse")
         return f"file://{self.root / warehouse if warehouse else self.lake / 'warehouse'}"
 
     def silver_path(self, target: Target) -> Path:
-        """Folder of a Delta silver table."""
+        """Folder of a Delta silver table, if it is on this machine."""
         return self.lake / target.namespace / target.name
+
+    def silver_address(self, target: Target) -> ObjectAddress | None:
+        """Address of a Delta silver table, if it is in an object store."""
+        address = self.lake_address
+        return None if address is None else address / target.namespace / target.name
 
     @property
     def groups(self) -> tuple[Group, ...]:

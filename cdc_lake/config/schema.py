@@ -295,7 +295,7 @@ RENAMED: Final = {
     "quality.promise_below": "pin_below",
     "silver.cuts.promise_every": "pin_every",
 }
-"""Path of a setting in version 0.3 → its current name. To be removed after 0.4."""
+"""Path of a setting in version 0.3 → its current name. To be removed after 0.5."""
 _REFERENCE = {"type": "string", "pattern": r"^\$\{(env|file|secret):[^{}]+\}$", "description": "A reference."}
 
 

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pydantic import BaseModel, SecretStr
 
@@ -21,18 +21,14 @@ from cdc_lake.config.yaml_tree import MappingNode, ScalarNode, nodes
 from cdc_lake.model.diagnostic import Diagnostic, Problem, Severity
 
 CATALOG = "lake.iceberg.uri"
+_OF_STORE = ("access_key_id", "secret_access_key", "session_token", "account_key", "sas_token", "client_secret")
 PATHS = (
-    "source.password",
-    "bronze.redact_key",
-    "lake.storage.access_key_id",
-    "lake.storage.secret_access_key",
-    "lake.storage.session_token",
-    "observe.openlineage.api_key",
-    CATALOG,
-)
+    "source.password", "bronze.redact_key", *(f"lake.storage.{name}" for name in _OF_STORE),
+    "observe.openlineage.api_key", CATALOG,
+)  # fmt: skip
 """Secret values; of an address, only the password in it."""
-PROPERTIES = "lake.iceberg.properties"
-"""A mapping, in which values are secret if their names say so."""
+MAPPINGS = ("lake.iceberg.properties", "spark.conf")
+"""Mappings, in which values are secret if their names say so."""
 
 _ADDRESS = re.compile(r"[^/]*//[^/@]*:[^/@]+@")
 _NAMED = re.compile(r"token|credential|secret|password|key", re.IGNORECASE)
@@ -55,9 +51,16 @@ def secret_rules(root: MappingNode, folder: Path) -> Iterator[Diagnostic]:
         yield _exposed_secret(folder / key.value, "source.tls.key", key)
 
 
+def _bare(path: str) -> str:
+    """The name of a secret in its section."""
+    for section in (*MAPPINGS, "lake.storage"):
+        path = path.removeprefix(f"{section}.")
+    return path
+
+
 def is_secret(path: str) -> bool:
     """Whether the value at a path is a secret or contains one; any of the catalog's properties may be one."""
-    return path in PATHS or path.startswith(f"{PROPERTIES}.")
+    return path in PATHS or path.startswith(tuple(f"{mapping}." for mapping in MAPPINGS))
 
 
 def has_password(address: str) -> bool:
@@ -71,7 +74,7 @@ def _secrets(values: Mapping[str, ScalarNode]) -> Iterator[tuple[str, ScalarNode
         if path == CATALOG:
             secret = has_password(node.text)
         else:
-            secret = path in PATHS or (is_secret(path) and _NAMED.search(path.removeprefix(PROPERTIES)) is not None)
+            secret = path in PATHS or (is_secret(path) and _NAMED.search(_bare(path)) is not None)
         if secret and node.value:
             yield path, node
 
@@ -98,7 +101,7 @@ def _readable_by_others(file: Path) -> bool:
 
 def _plain_secret(path: str, node: ScalarNode) -> Diagnostic:
     names = {"source.password": "the password", CATALOG: "the password of the catalog"}
-    what = names.get(path) or f"`{path.removeprefix(f'{PROPERTIES}.').removeprefix('lake.storage.')}`"
+    what = names.get(path) or f"`{_bare(path)}`"
     hint = "use ${env:NAME} or ${file:path}; everyone who can read the file can read the secret"
     summary = f"{what} is written in plain text"
     return Diagnostic(Severity.WARNING, Problem.PLAIN_PASSWORD, summary, node.mark.location(path), hint)
@@ -118,6 +121,8 @@ def secret_values(pipeline: Pipeline) -> frozenset[str]:
         with suppress(ValueError):  # no address at all; it was refused
             passwords.append(urlsplit(uri).password or "")
         values |= {text for password in passwords if password for text in (password, unquote(password))}
+    if (storage := pipeline.lake.storage) is not None and storage.sas_token is not None:
+        values |= {value for name, value in parse_qsl(storage.sas_token.get_secret_value()) if name == "sig"}
     return frozenset(values | {quote(secret, safe="") for secret in values})
 
 

@@ -20,7 +20,7 @@ from cdc_lake.bronze.contract import BronzeWriter, StreamCheckpoint
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.wal_budget import WalSample
 from cdc_lake.errors import AdvancePastBronze
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.diagnostic import pluralize, size
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressReporter
@@ -112,16 +112,6 @@ def copies(project: Project, facts: Sequence[TableFacts]) -> Iterator[Action]:
             yield Action(ActionKind.SNAPSHOT, str(fact.table), text, rows=fact.rows, bytes=fact.size)
 
 
-def size(value: int) -> str:
-    """Bytes with a suitable unit."""
-    amount, unit = float(value), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):  # noqa: B007  # the last one is used
-        if amount < 1024:
-            break
-        amount /= 1024
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-
-
 @dataclass(frozen=True, slots=True)
 class SlotSeen:
     """The slot on the server: its confirmed position as commands print it, and bytes of WAL retained for it.
@@ -210,9 +200,8 @@ def within_bronze(held: int, upto: int | None) -> int:
     """The position to which a slot may be advanced if bronze has everything up to `held`. Raises AdvancePastBronze."""
     target = held if upto is None else upto
     if target > held:
-        raise AdvancePastBronze(
-            f"{target - held} bytes would be missing: bronze ends at {Lsn(held)}, which is before {Lsn(target)}"
-        )
+        text = f"{target - held} bytes would be missing: bronze ends at {Lsn(held)}, which is before {Lsn(target)}"
+        raise AdvancePastBronze(text)
     return target
 
 

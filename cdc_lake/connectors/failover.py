@@ -82,9 +82,8 @@ def check_timeline(
 def check_not_older(now: Timeline, last: Timeline) -> None:
     """Raise OtherTimeline if the server is on an earlier timeline than the one last read."""
     if now.number < last.number:
-        raise OtherTimeline(
-            f"the server is on timeline {now.number}, but bronze was already read on timeline {last.number}"
-        )
+        text = f"the server is on timeline {now.number}, but bronze was already read on timeline {last.number}"
+        raise OtherTimeline(text)
 
 
 def check_log_reaches(flushed: Lsn, reader: BronzeReader, state: StreamCheckpoint) -> None:
@@ -142,12 +141,8 @@ def note_timeline(now: Timeline, control: ControlTables, state: StreamCheckpoint
         return
     control.record(TimelineRow(state.epoch, state.stream, now.number, now.history, state.confirm, control_now()))
     if last is not None and now.number != last.number:
-        facts = {"timeline": now.number, "before": last.number}
-        report(
-            ProgressEvent(
-                "connect", f"the server is now on timeline {now.number}, before that on {last.number}", facts=facts
-            )
-        )
+        text = f"the server is now on timeline {now.number}, before that on {last.number}"
+        report(ProgressEvent("connect", text, facts={"timeline": now.number, "before": last.number}))
 
 
 def _describe_commit(state: StreamCheckpoint, commit: CommitRow) -> str:

@@ -1,9 +1,5 @@
 """Stores prepared transactions durably until their end, in a folder next to the control tables.
 
-Whoever continues a pipeline, even on another machine, needs its control tables, so these files are available too. A
-file exists completely or not at all, and is durable once `put` returns. Writing it again gives the same content, so
-writers need no fence.
-
 A file is named after epoch, xid and gid; a note next to it records where the transaction ended. Both are removed when
 bronze has a transaction at or after that end: before that, a failover may revert the end. Files whose PREPARE this
 connection is to send again count only once it did; otherwise they never existed on this server.
@@ -12,18 +8,12 @@ connection is to send again count only once it did; otherwise they never existed
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Protocol
-
-import pyarrow.fs as pafs
+from typing import Final
 
 from cdc_lake.bronze.contract import StreamCheckpoint
-from cdc_lake.config.model import ObjectAddress
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.decode.pgoutput.parser import Prepared
@@ -31,140 +21,13 @@ from cdc_lake.decode.pgoutput.spooled import PreparedContent
 from cdc_lake.decode.pgoutput.two_phase import encode_prepared, read_back
 from cdc_lake.errors import PreparedDamaged, PreparedNotKept
 from cdc_lake.observability.failpoints import PREPARE_CLEANED, PREPARE_ENDED, PREPARE_KEPT, failpoint
-from cdc_lake.tables.files import make_folder, sync
-from cdc_lake.tables.object_store import StoreFolder, object_store
-
-_FOLDER = "prepared"
-_BESIDE = ".part"
+from cdc_lake.tables.control_files import ControlFiles, control_files
 
 
-class PreparedFileStore(Protocol):
-    """Files by name. Raises LakeError."""
-
-    @property
-    def name(self) -> str:
-        """The location, for errors."""
-
-    def sizes(self) -> dict[str, int]:
-        """The existing files, and their bytes."""
-
-    def put(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> None:
-        """Write or replace a file; `blocks` may be called again."""
-
-    def read(self, name: str, offset: int, size: int) -> bytes | None:
-        """That many bytes of a file, fewer at its end; None if it does not exist."""
-
-    def remove(self, name: str) -> None:
-        """Remove a file if it exists."""
-
-
-class LocalPreparedFiles:
-    """A local folder (`PreparedFileStore`). `durable`: synced to disk before a call returns."""
-
-    def __init__(self, folder: Path, *, durable: bool = True) -> None:
-        self._folder = folder
-        self._durable = durable
-
-    @property
-    def name(self) -> str:
-        """The folder."""
-        return str(self._folder)
-
-    def sizes(self) -> dict[str, int]:
-        """The existing files, and their bytes."""
-        with self._failing():
-            if not self._folder.exists():
-                return {}
-            return {path.name: path.stat().st_size for path in self._folder.iterdir() if path.suffix != _BESIDE}
-
-    def put(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> None:
-        """Write a temporary file, and rename it."""
-        path = self._folder / name
-        temporary = path.with_name(f"{name}{_BESIDE}")
-        with self._failing():
-            make_folder(self._folder, durable=self._durable)
-            with temporary.open("wb") as file:
-                for block in blocks():
-                    file.write(block)
-                file.flush()
-                if self._durable:
-                    os.fsync(file.fileno())
-            temporary.replace(path)
-            self._sync()
-
-    def read(self, name: str, offset: int, size: int) -> bytes | None:
-        """That many bytes of a file, fewer at its end; None if it does not exist."""
-        with self._failing():
-            try:
-                with (self._folder / name).open("rb") as file:
-                    # a read allocates memory for its size, and a damaged file may contain any size
-                    left = max(0, os.fstat(file.fileno()).st_size - offset)
-                    file.seek(offset)
-                    return file.read(min(size, left))
-            except FileNotFoundError:
-                return None
-
-    def remove(self, name: str) -> None:
-        """Remove a file if it exists."""
-        with self._failing():
-            (self._folder / name).unlink(missing_ok=True)
-            self._sync()
-
-    def _sync(self) -> None:
-        if self._durable:
-            sync(self._folder)
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as cause:
-            raise PreparedNotKept("a prepared transaction could not be stored or read back", where=self.name) from cause
-
-
-class BucketPreparedFiles(StoreFolder):
-    """A folder of a bucket (`PreparedFileStore`)."""
-
-    def sizes(self) -> dict[str, int]:
-        """The files in the store's listing, and their bytes."""
-        all_of_it = pafs.FileSelector(self._address.path, allow_not_found=True)
-        infos = self._persist(lambda: self.filesystem.get_file_info(all_of_it))
-        return {info.base_name: info.size for info in infos if info.type is pafs.FileType.File}
-
-    def put(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> None:
-        """Write one object, which exists only as a whole."""
-
-        def put() -> None:
-            with self.filesystem.open_output_stream(self.path(name)) as sink:
-                for block in blocks():
-                    sink.write(block)
-
-        self._persist(put)
-
-    def read(self, name: str, offset: int, size: int) -> bytes | None:
-        """By its name, never by a listing."""
-
-        def read_range() -> bytes:
-            with self.filesystem.open_input_file(self.path(name)) as file:
-                left = max(0, file.size() - offset)
-                return bytes(file.read_at(min(size, left), offset)) if left else b""
-
-        try:
-            return self._persist(read_range)
-        except FileNotFoundError:
-            return None
-
-    def remove(self, name: str) -> None:
-        """Remove a file if it exists."""
-        with suppress(FileNotFoundError):
-            self._persist(lambda: self.filesystem.delete_file(self.path(name)))
-
-
-def prepared_files(project: Project) -> PreparedFileStore:
+def prepared_files(project: Project) -> ControlFiles:
     """The location of a pipeline's prepared transactions."""
-    if (address := project.control_address) is not None:
-        return BucketPreparedFiles(object_store(project), ObjectAddress.parse(f"{address}/{_FOLDER}"))
-    return LocalPreparedFiles(project.control / _FOLDER, durable=project.pipeline.bronze.durability == "fsync")
+    text = "a prepared transaction could not be stored or read back"
+    return control_files(project, "prepared", lambda where: PreparedNotKept(text, where=where))
 
 
 _END: Final = ".end"
@@ -184,20 +47,20 @@ class _Entry:
     sent: bool
 
 
-def waiting_files(place: PreparedFileStore, epoch: int) -> list[str]:
+def waiting_files(place: ControlFiles, epoch: int) -> list[str]:
     """Names of the files of a stream's transactions whose end was not read. Raises LakeError."""
     names = place.sizes().keys()
     own_names = [name for name in names if _epoch_of(name) == epoch and not name.endswith(_END)]
     return [name for name in own_names if f"{name}{_END}" not in names]
 
 
-def forget(place: PreparedFileStore) -> None:
+def forget(place: ControlFiles) -> None:
     """Remove all files: the slot sends the transactions as a whole at their end. Raises LakeError."""
     for name in place.sizes():
         place.remove(name)
 
 
-def read_file(place: PreparedFileStore, name: str, part: int) -> tuple[Prepared, PreparedContent]:
+def read_file(place: ControlFiles, name: str, part: int) -> tuple[Prepared, PreparedContent]:
     """The content of a file; `part`: see `decode.transaction.FrameStoreFactory`. Raises LakeError."""
     return read_back(lambda offset, size: place.read(name, offset, size) or b"", part, f"{place.name}/{name}")
 
@@ -211,7 +74,7 @@ class PreparedTransactions:
 
     def __init__(
         self,
-        place: PreparedFileStore,
+        place: ControlFiles,
         spool: Spool,
         state: StreamCheckpoint,
         *,

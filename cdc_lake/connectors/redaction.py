@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc_lake.bronze.contract import BronzeCommit, BronzeWriter, StreamCheckpoint, Tabulate, TransactionBatch
+from cdc_lake.bronze.contract import BronzeCommit, BronzeWriter, Tabulate, TransactionBatch
 from cdc_lake.config.fields import compile_columns, exact_column
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.base import ComparisonSource
@@ -28,8 +27,7 @@ from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import DestructiveChange, RedactionUnfit
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.source.base import PendingTransaction, PublishedTable, SnapshotVisibility
-from cdc_lake.source.row_hash_sql import HashSql
+from cdc_lake.source.base import PublishedTable
 from cdc_lake.tables.control_schema import ConfigurationRow
 
 
@@ -41,9 +39,8 @@ def redaction_of(project: Project, configuration: int = 1) -> Redaction:
     """
     bronze = project.pipeline.bronze
     if bronze.redact and bronze.undecodable == "land":
-        raise RedactionUnfit(
-            "a transaction that cannot be decoded cannot be redacted", hint="set `bronze.undecodable` to stop"
-        )
+        text = "a transaction that cannot be decoded cannot be redacted"
+        raise RedactionUnfit(text, hint="set `bronze.undecodable` to stop")
     if bronze.redact_key is None and any(rule.strategy == Strategy.SHA256.value for rule in bronze.redact):
         raise RedactionUnfit("`strategy: sha256` needs a key", hint="add `bronze.redact_key`, by reference")
     key = bronze.redact_key.get_secret_value().encode() if bronze.redact_key is not None else None
@@ -95,28 +92,15 @@ class RedactedBronze:
     def __init__(self, bronze: BronzeWriter, redaction: Redaction) -> None:
         self._bronze = bronze
         self._redaction = redaction
-
-    def state(self) -> StreamCheckpoint | None:
-        """What bronze has of the newest stream, read from the table; None for an empty table."""
-        return self._bronze.state()
-
-    def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> StreamCheckpoint:
-        """Start a stream in the epoch after the last one and `after`: a commit without rows."""
-        return self._bronze.begin_stream(stream, start, confirm, after=after)
+        # commits without rows need no redaction
+        self.state, self.begin_stream = bronze.state, bronze.begin_stream
+        self.advance, self.turn_back = bronze.advance, bronze.turn_back
 
     def append(
         self, batch: TransactionBatch | Sequence[ReceivedTransaction], tabulate: Tabulate = tabulate
     ) -> BronzeCommit:
         """Commit whole transactions, redacted. Raises RedactionUnfit as well."""
         return self._bronze.append(batch, with_redaction(tabulate, self._redaction))
-
-    def advance(self, position: int, confirm: int, empty: int = 0) -> BronzeCommit:
-        """Record by an empty commit that nothing is missing up to `position`; `confirm` may be acknowledged."""
-        return self._bronze.advance(position, confirm, empty)
-
-    def turn_back(self, position: int) -> StreamCheckpoint:
-        """Record by an empty commit that bronze is complete up to `position` only and may confirm no more."""
-        return self._bronze.turn_back(position)
 
     def append_snapshot(
         self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
@@ -136,14 +120,9 @@ class RedactedComparison:
     def __init__(self, source: ComparisonSource, redaction: Redaction) -> None:
         self._source = source
         self._redaction = redaction
-
-    def captured_tables(self) -> list[PublishedTable]:
-        """The tables that the stream contains, sorted."""
-        return self._source.captured_tables()
-
-    def snapshot(self, tables: Sequence[TableName]) -> AbstractContextManager[SnapshotVisibility]:
-        """One snapshot for everything that is read inside."""
-        return self._source.snapshot(tables)
+        # these return no values of rows; the server sums up only rows that are not redacted (`unsummable_reason`)
+        self.captured_tables, self.snapshot = source.captured_tables, source.snapshot
+        self.sums, self.ahead = source.sums, source.ahead
 
     def relation_of(self, source_table: PublishedTable) -> Relation:
         """The layout of a captured table, redacted. Raises RedactionUnfit."""
@@ -153,23 +132,14 @@ class RedactedComparison:
         """The rows of a captured table that match its filter, in blocks: large_string columns, text as printed."""
         del relation  # the source is queried with the dropped columns
         full_relation = self._source.relation_of(source_table)
-        return (
-            self._redaction.table(full_relation, block) for block in self._source.parts(full_relation, source_table)
-        )
+        blocks = self._source.parts(full_relation, source_table)
+        return (self._redaction.table(full_relation, block) for block in blocks)
 
     def unsummable_reason(self, relation: Relation) -> str:
         """Why the server cannot sum up hashes of the rows that silver should have; empty if it can."""
         if any(column.redacted is not None for column in relation.columns):
             return "its rows are redacted here"
         return self._source.unsummable_reason(relation)
-
-    def sums(self, source_table: PublishedTable, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
-        """The rows of `parts`, summed up by the server: bucket, number of rows, sum of their hashes."""
-        return self._source.sums(source_table, hashed)
-
-    def ahead(self, shown: SnapshotVisibility, after: int) -> Sequence[PendingTransaction] | None:
-        """What the slot still has of what the snapshot shows, after position `after`; None if it has a reader."""
-        return self._source.ahead(shown, after)
 
 
 NOTHING: Final[Mapping[str, Any]] = {"redact": [], "key": None}

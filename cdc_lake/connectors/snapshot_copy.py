@@ -118,9 +118,8 @@ def copy_tables(
             failpoint(SNAPSHOT_CHUNK)
             ordinal, chunk = ordinal + len(part), chunk + 1
             count.rows, count.chunks = count.rows + len(part), count.chunks + 1
-            report(
-                ProgressEvent("snapshot", f"copying {relation.table}", ordinal, _ahead_of(ordinal, expected), "rows")
-            )
+            total = _ahead_of(ordinal, expected)
+            report(ProgressEvent("snapshot", f"copying {relation.table}", ordinal, total, "rows"))
             pace.took(len(part), part.nbytes, stop)
         over = next_chunk is None
         del next_chunk, part

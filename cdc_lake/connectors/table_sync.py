@@ -94,9 +94,8 @@ def leave(
     if changes.dropped and ends is not None:
         record_left(control, replace(state, upto=max(state.upto, ends)), changes.dropped)
         for table in changes.dropped:
-            report(
-                ProgressEvent("connect", f"table {table} no longer exists in the database: silver keeps its last rows")
-            )
+            text = f"table {table} no longer exists in the database: silver keeps its last rows"
+            report(ProgressEvent("connect", text))
     if leaves := [table for table in (*changes.gone, *waiting) if table not in changes.left]:
         record_left(control, state, leaves)
     failpoint(TABLES_LEFT)

@@ -13,12 +13,11 @@ import enum
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import WalBudget
-from cdc_lake.control.status_files import NoteFile
+from cdc_lake.control.coordination import NoteFile
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
 
 
@@ -204,9 +203,9 @@ class BudgetStatus:
 class WalNote:
     """The status file: written only by the receiver, read by anybody."""
 
-    def __init__(self, lake: Path, pipeline: str, report: ProgressReporter = silent) -> None:
+    def __init__(self, project: Project, report: ProgressReporter = silent) -> None:
         trouble = "apply and `status` cannot be informed about the WAL budget"
-        self._file = NoteFile(lake / "logs" / f"{pipeline}.wal", trouble, report)
+        self._file = NoteFile(project, "wal", trouble, report)
 
     def begin(self) -> list[Mark]:
         """Create the file; returns the marks of an earlier receiver."""
@@ -246,7 +245,7 @@ class ApplyYield:
     """Whether apply pauses so that the receiver has the machine to itself; reports when a pause begins and ends."""
 
     def __init__(self, project: Project, report: ProgressReporter) -> None:
-        self._note = WalNote(project.lake, project.name)
+        self._note = WalNote(project)
         self._report = report
         self._waits = False
 

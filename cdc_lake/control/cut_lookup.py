@@ -26,26 +26,13 @@ from cdc_lake.bronze.reader import BronzeReader, span_filter
 from cdc_lake.config.project import Project
 from cdc_lake.control.cuts import WrittenCut, parse_cut, pinned_cuts, standing
 from cdc_lake.errors import BeforeFirstCut, CutNotReached, CutUnknown
+from cdc_lake.model import position
 from cdc_lake.model.diagnostic import pluralize
-from cdc_lake.model.position import (
-    END,
-    AsOf,
-    Csn,
-    Latest,
-    Lsn,
-    Moment,
-    Named,
-    Number,
-    OrderDomain,
-    Position,
-    Span,
-    Stored,
-)
 from cdc_lake.source.base import Kind, StreamIdentity, domain_of, format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
 
 
-def find_cut(project: Project, asked: AsOf, epoch: int | None = None) -> WrittenCut:
+def find_cut(project: Project, asked: position.AsOf, epoch: int | None = None) -> WrittenCut:
     """The cut for a request; positions and `latest` refer to the newest stream, or to `epoch`.
 
     Raises BeforeFirstCut, CutNotReached, CutUnknown.
@@ -82,19 +69,19 @@ class _Cuts:
             raise CutUnknown(f"there is no cut of epoch {self.epoch}; there are some of {epochs}")
         return own_places
 
-    def find(self, asked: AsOf) -> WrittenCut:
+    def find(self, asked: position.AsOf) -> WrittenCut:
         match asked:
-            case Latest():
+            case position.Latest():
                 return self._latest()
-            case Named(name):
+            case position.Named(name):
                 return self._find_pinned(name)
-            case Moment(time):
+            case position.Moment(time):
                 return self._find_by_time(time)
-            case Position(epoch, value):
+            case position.Position(epoch, value):
                 return _Stream(_Cuts(self.project, epoch)).find_upto(value)
-            case Stored(value):
+            case position.Stored(value):
                 return _Stream(self).find_upto(value)
-            case Lsn() | Csn() | Number():
+            case position.Lsn() | position.Csn() | position.Number():
                 return _Stream(self).read(asked)
             case other:
                 assert_never(other)
@@ -122,7 +109,7 @@ class _Cuts:
         """
         times = self.places["commit_ts"].cast(pa.int64())
         has_time = np.asarray(pc.is_valid(times))
-        latest = np.maximum.accumulate(np.asarray(pc.fill_null(times, -END)))
+        latest = np.maximum.accumulate(np.asarray(pc.fill_null(times, -position.END)))
         moment = pa.scalar(time, pa.timestamp("us", tz="UTC")).cast(pa.int64()).as_py()
         own = np.where(has_time, latest, np.asarray(self.places["recorded_at"].cast(pa.int64())))
         fits = np.flatnonzero((latest <= moment) & (own <= moment))
@@ -154,17 +141,17 @@ class _Stream:
         """The stream's identity in the GaussDB family, whose transactions have CSNs; otherwise None."""
         return StreamIdentity.parse(self.name) if self.name.startswith(f"{Kind.GAUSS}:") else None
 
-    def read(self, asked: Lsn | Csn | Number) -> WrittenCut:
+    def read(self, asked: position.Lsn | position.Csn | position.Number) -> WrittenCut:
         """The cut at an LSN or CSN, whichever orders the stream."""
-        by_csn, identity = domain_of(self.name) is OrderDomain.CSN, self.identity
+        by_csn, identity = domain_of(self.name) is position.OrderDomain.CSN, self.identity
         match asked:
-            case Number(value):
-                return self.find_upto(value) if by_csn or identity is None else self.read(Csn(value))
-            case Lsn(value):
+            case position.Number(value):
+                return self.find_upto(value) if by_csn or identity is None else self.read(position.Csn(value))
+            case position.Lsn(value):
                 if not by_csn:
                     return self.find_upto(value)
                 return self._looked_up("commit_lsn", value, str(asked), None if identity is None else identity.point)
-            case Csn(value):
+            case position.Csn(value):
                 if by_csn:
                     return self.find_upto(value)
                 if identity is None:
@@ -201,7 +188,7 @@ class _Stream:
                 f"bronze itself has reached only {format_stream_position(self.name, state.upto)}, not {text}"
             )
 
-    def _looked_up(self, column: str, value: int, text: str, copied: Lsn | Csn | None) -> WrittenCut:
+    def _looked_up(self, column: str, value: int, text: str, copied: position.Lsn | position.Csn | None) -> WrittenCut:
         """The last cut without a transaction whose number in a column of bronze is greater than `value`."""
         if copied is not None and value < copied.value:
             raise BeforeFirstCut(f"{text} is before the initial copy, which is at {copied}")
@@ -214,22 +201,18 @@ class _Stream:
         lowest = pc.min(commits["position"]).as_py()
         if next_position == lowest and self.epoch in self.cuts.bronze.last_trimmed():
             raise BeforeFirstCut(f"retention removed the transactions up to {text} from bronze")
-        if next_position is not None:
-            return self._find_before(int(next_position), text)
-        return self.find_upto(int(pc.max(commits["position"]).as_py()))
-
-    def _find_before(self, position: int, text: str) -> WrittenCut:
+        if next_position is None:
+            return self.find_upto(int(pc.max(commits["position"]).as_py()))
         try:
-            return self.find_upto(position - 1)
+            return self.find_upto(int(next_position) - 1)
         except BeforeFirstCut as early:
             raise BeforeFirstCut(f"{text} is before the first cut of epoch {self.epoch}") from early
 
     def waiting(self, column: str, value: object, applied: int) -> int:
         """How many landed transactions after `applied` have at most that value in a column."""
-        commits = self._commits(column, applied)
-        return int(commits.filter(pc.field(column) <= value).num_rows)
+        return int(self._commits(column, applied).filter(pc.field(column) <= value).num_rows)
 
     def _commits(self, column: str, after: int = -1) -> pa.Table:
-        files, span = self.cuts.bronze.files(), Span(self.epoch, after, END)
+        files, span = self.cuts.bronze.files(), position.Span(self.epoch, after, position.END)
         paths = files.select(epoch=self.epoch, after=after, op=COMMIT)
         return files.read(paths, ["position", column], span_filter(span) & (pc.field("op") == COMMIT))

@@ -7,12 +7,11 @@ the version in the cut; a table that keeps its history (`silver.kinds`) can be r
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
-from operator import and_
+from operator import and_, attrgetter
 from typing import TYPE_CHECKING, Final, get_args
 
 import pyarrow as pa
@@ -22,16 +21,15 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cut_lookup import find_cut
 from cdc_lake.control.cuts import ACTIVE, TableState, WrittenCut, parse_cut, relocate_target
 from cdc_lake.errors import LakeError, NotInCut, SilverMissing, TableBehind, VersionGone
-from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import AsOf, Position
 from cdc_lake.model.relation import TableName
-from cdc_lake.silver.kinds import answers_alone, frame_as_of, rows_as_of
+from cdc_lake.silver.kinds import answers_alone, frame_as_of, rows_as_of, sql_as_of
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.control_schema import FORMER_TABLES, ControlName, schema_of
+from cdc_lake.tables.control_schema import ControlName, schema_of
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_reader import empty_silver, read_silver, silver_frame
+from cdc_lake.tables.open_silver_table import silver_frame, store, table_log
 from cdc_lake.tables.spark_session import derive
-from cdc_lake.tables.version_retention import is_readable
+from cdc_lake.tables.types import quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +40,7 @@ METADATA = b"cdc_lake"
 
 
 @dataclass(frozen=True)
-class CutSession(FormerFields):
+class CutSession:
     """All silver tables as of one cut. It holds no connection and reads nothing until asked.
 
     Tables are named as in the source (`public.orders`, or `orders` for one of `public`) or by their silver name
@@ -101,7 +99,7 @@ class CutSession(FormerFields):
         """The same as a DataFrame, preferably of a session from `spark_session`. Raises the same."""
         place = self._place(table)
         version = place.state.version
-        if version is None or is_readable(self.project, place.target, version):
+        if version is None or table_log(self.project, place.target).is_readable(version):
             frame = silver_frame(spark, self.project, place.target, version)
         else:
             newest = self._newest(place)
@@ -121,6 +119,27 @@ class CutSession(FormerFields):
                 continue  # it never had content, and `allow_behind` was set
             self.frame(own, relation, versions=versions).createOrReplaceTempView(state.table.partition(".")[2])
         return own
+
+    def create_views(self, spark: SparkSession, database: str) -> tuple[str, ...]:
+        """Create a view of each table in a database of the metastore, or replace it; returns the names of the views.
+
+        One after another: meanwhile some views may show the former cut. Raises TableBehind, VersionGone.
+        """
+        names = []
+        spark.sql(f"CREATE DATABASE IF NOT EXISTS {quote_identifier(database)}")
+        for relation, state in self.checked().tables.items():
+            place = self._place(relation)
+            if state.version is not None and not table_log(self.project, place.target).is_readable(state.version):
+                raise VersionGone(place.target.label, state.version, self.position)
+            name = ".".join(map(quote_identifier, (database, state.table.partition(".")[2])))
+            table = store(spark, self.project, place.target).name
+            version = "" if state.version is None else f" VERSION AS OF {state.version}"
+            columns, condition = sql_as_of(spark.sql(f"SELECT * FROM {table}{version}").columns, place.position)
+            listed = ", ".join(map(quote_identifier, columns))
+            where = "false" if state.version is None else condition
+            spark.sql(f"CREATE OR REPLACE VIEW {name} AS SELECT {listed} FROM {table}{version} WHERE {where}")
+            names.append(name.replace("`", ""))
+        return tuple(names)
 
     def checked(self) -> CutSession:
         """The session, if every table is at the cut or `allow_behind` is set. Raises TableBehind."""
@@ -154,12 +173,12 @@ class CutSession(FormerFields):
     def _rows(self, place: _Place) -> pa.Table:
         version = place.state.version
         if version is None:
-            return empty_silver(self.project, place.target)
+            return table_log(self.project, place.target).read_empty()
         try:
-            return read_silver(self.project, place.target, version)
+            return table_log(self.project, place.target).read(version)
         except (pa.ArrowException, OSError) as cause:
             # a deletion vector may be missing although its data file exists: the engine reports it
-            if is_readable(self.project, place.target, version) and "not found" not in str(cause):
+            if table_log(self.project, place.target).is_readable(version) and "not found" not in str(cause):
                 raise
             raise SilverMissing(place.target.label, version) from cause
 
@@ -169,7 +188,7 @@ class CutSession(FormerFields):
         if version is None:
             raise cause
         newest = self._newest(place)
-        rows = None if newest is None else read_silver(self.project, place.target, newest)
+        rows = None if newest is None else table_log(self.project, place.target).read(newest)
         if rows is None or not answers_alone(rows.column_names):
             raise VersionGone(place.target.label, version, self.position) from cause
         return rows
@@ -179,20 +198,16 @@ class CutSession(FormerFields):
         control = control_tables(self.project)
         row = control.last_cut(self.cut.stream)
         state = None if row is None else parse_cut(row).tables.get(place.relation)
-        own_state = place.state
-        if state is None or (state.generation, state.table, state.format) != (
-            own_state.generation,
-            own_state.table,
-            own_state.format,
-        ):
+        content = attrgetter("generation", "table", "format")
+        if state is None or content(state) != content(place.state):
             return None
-        readable = state.version is not None and is_readable(self.project, place.target, state.version)
+        readable = state.version is not None and table_log(self.project, place.target).is_readable(state.version)
         return state.version if readable else None
 
     def _describe_state(self, state: TableState) -> bytes:
         facts = {"epoch": self.epoch, "position": self.position, "version": state.version}
         facts |= {"state": state.state, "quarantined_keys": state.quarantined_keys}
-        return json.dumps({**facts, "held": state.quarantined_keys}).encode()  # its name in 0.3
+        return json.dumps(facts).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,11 +251,6 @@ def read_history(
     The columns are those of its page, and `shown` if it has a stream and a position. Raises LakeError for an unknown
     table, and for a time without a time zone.
     """
-    for current, former in FORMER_TABLES.items():
-        if table == former:
-            words = f"the control table `{former}` is called `{current}`; 0.5 will not know the former name"
-            warnings.warn(words, DeprecationWarning, stacklevel=3)
-            table = current
     names = get_args(ControlName)
     name: ControlName | None = next((control_name for control_name in names if control_name == table), None)
     if name is None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.config.project import Target
 from cdc_lake.control.quarantine import QuarantineLog, open_quarantine
-from cdc_lake.model.diagnostic import FormerFields, pluralize
+from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import CONTROL_VERSION, RENAMED, CutRow, PinRow
@@ -43,7 +43,7 @@ FILES = 500
 
 
 @dataclass(frozen=True, slots=True)
-class TableState(FormerFields):
+class TableState:
     """A table in a cut. `version`: of the silver table, None without content; `quarantined_keys`: how many;
     `generation`: of its content, as in the version; cuts without it precede the first rebuild. `layout`: the layout of
     its rows, None if not recorded. `copied`: the position of the copy with which its content began, None for the
@@ -103,9 +103,7 @@ def state_from_marker(
 def last_cut(control: ControlTables, stream: str) -> Cut | None:
     """The newest cut of a stream."""
     row = control.last_cut(stream)
-    if row is None:
-        return None
-    return Cut(row.position, table_states(row.tables))
+    return None if row is None else Cut(row.position, table_states(row.tables))
 
 
 def content_before(control: ControlTables, state: StreamCheckpoint, relation: str) -> TableState | None:

@@ -25,7 +25,8 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.source.base import StreamIdentity
 from cdc_lake.tables.control_schema import StreamRow
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-from cdc_lake.tables.silver_table import Owner, read_owner
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import Owner
 
 
 def adoption(label: str) -> str:
@@ -64,7 +65,7 @@ class Ownership:
 
     def refusal(self, target: Target) -> SilverNotOwned | None:
         """Why the pipeline may not write to a silver table; None if it may, or if the table does not exist."""
-        owner = read_owner(self.project, target)
+        owner = table_log(self.project, target).owner()
         if owner is None or self._is_ours(target, owner):
             return None
         return SilverNotOwned(_words(self.project, target, owner), where=target.label, hint=_hint(self, target, owner))
@@ -127,10 +128,8 @@ def unclaimed_slot(project: Project, bronze: str, state: StreamCheckpoint | None
         hint = "stop its reader, or set `source.slot.name` to another name; `cdc-lake restart` shows what it would drop"
         return SlotForeign(words, where=bronze, hint=hint)
     if (other := _pipeline_of_slot(project)) is not None:
-        return SlotForeign(
-            _of_another(project, other),
-            hint="set `source.slot.name` to another name: each pipeline has its own slot",
-        )
+        hint = "set `source.slot.name` to another name: each pipeline has its own slot"
+        return SlotForeign(_of_another(project, other), hint=hint)
     words = (
         f"slot `{project.slot}` exists, but bronze is empty: another pipeline created the slot, or this pipeline's "
         "lake is missing"
@@ -226,7 +225,7 @@ def _words(project: Project, target: Target, owner: Owner) -> str:
     if name is not None and name != project.name:
         return f"{target.label} belongs to pipeline `{name}`, and {this}"
     origin = None if owner.stream is None else _origin_of(owner.stream)
-    stream = f"stream {owner.stream}" if origin is None else f"stream {origin}"
+    stream = f"stream {origin or owner.stream}"
     if name is None:
         return f"{target.label} belongs to the pipeline of {stream}, and {this}"
     return f"{target.label} belongs to another pipeline named `{name}`, that of {stream}, and {this} of another source"
@@ -236,9 +235,8 @@ def _hint(ownership: Ownership, target: Target, owner: Owner) -> str:
     project = ownership.project
     name = _name_of(project, owner)
     apart = "set another `silver.defaults.namespace` for this pipeline, or give the table another name with `to`"
-    renamed = (
-        f"; if this pipeline was renamed, set `pipeline: {name}` again" if name not in {None, project.name} else ""
-    )
+    is_other = name not in {None, project.name}
+    renamed = f"; if this pipeline was renamed, set `pipeline: {name}` again" if is_other else ""
     again, first = f"cdc-lake rebuild {target.source} --adopt", f"cdc-lake run --adopt {target.label}"
     command = again if ownership.is_listed(target) else first
     return f"{apart}{renamed}; to replace the content of the table on purpose: `{command}`"

@@ -209,7 +209,9 @@ def forget(control: ControlTables, target: Target, epoch: int, generation: int, 
 
 
 def _row(target: Target, stream: str, span: Span, generation: int, position: int, ordinal: int) -> dict[str, object]:
+    """A row that closes all holds of a table; the columns of a change are NULL."""
     return {
+        **dict.fromkeys(schema_of("quarantine").names),
         "stream": stream,
         "epoch": span.epoch,
         "position": position,
@@ -219,14 +221,6 @@ def _row(target: Target, stream: str, span: Span, generation: int, position: int
         "table": target.label,
         "op": "T",
         "reason": CLOSED,
-        "rules": None,
-        "key": None,
-        "from_key": None,
-        "layout": None,
-        "new": None,
-        "old": None,
-        "old_kind": None,
-        "unchanged": None,
         "span_upto": span.upto,
         "recorded_at": dt.datetime.now(dt.UTC),
     }

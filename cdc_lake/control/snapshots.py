@@ -184,8 +184,8 @@ def record_left(control: ControlTables, state: StreamCheckpoint, tables: Sequenc
     """Record that tables are excluded from bronze's position on, until they are copied. Raises ControlNotWritten."""
     recorded = utc_now()
     name = f"left-{state.epoch}-{state.upto}-{recorded.timestamp():.6f}"
-    told_names = json.dumps([str(table) for table in tables])
-    control.record(SnapshotRow(name, state.stream, state.epoch, state.upto, told_names, LEFT, recorded))
+    names = json.dumps([str(table) for table in tables])
+    control.record(SnapshotRow(name, state.stream, state.epoch, state.upto, names, LEFT, recorded))
 
 
 def record_recopied(
@@ -236,8 +236,8 @@ def refetched_rows(rows: Iterable[SnapshotRow], stream: str, relation: str, span
 
 def refetched_tables(rows: Iterable[SnapshotRow], stream: str, span: Span) -> frozenset[str]:
     """The tables with rows that a repair read again and that take effect in `span`."""
-    refetches = [(row, document) for row, document in _refetches(rows, stream) if row.epoch == span.epoch]
-    return frozenset(document["relation"] for row, document in refetches if row.position in span)
+    refetches = _refetches((row for row in rows if row.epoch == span.epoch and row.position in span), stream)
+    return frozenset(document["relation"] for _, document in refetches)
 
 
 def refetch_note(rows: Iterable[SnapshotRow], stream: str, position: int, ordinal: int, op: str) -> str:

@@ -101,14 +101,13 @@ def _set(project: Project, table: str, *, paused: bool) -> PauseState:
     group = project.group(name)
     every = (relation,) if group is None else tuple(map(str, group.tables))
     others = [member for member in every if paused != (member in newest and newest[member].paused)]
-    changed = bool(others)
     for member in others:
         row = PauseRow(member, paused, datetime.now(UTC))
         newest[member] = replace(row, recorded_at=control.record_in_turn(row))
         control.compact("pauses")
     before, target = newest.get(relation), project.target(name)
     since = None if before is None else before.recorded_at
-    return PauseState(project.name, relation, target.label, paused, changed, since)
+    return PauseState(project.name, relation, target.label, paused, bool(others), since)
 
 
 def _resolve_table(project: Project, control: ControlTables, table: str) -> str:

@@ -11,7 +11,7 @@ import enum
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.tables.control_schema import QualityRow, VerifiedRow
 from cdc_lake.tables.control_tables import ControlTables
 
@@ -86,7 +85,7 @@ class DifferingKey:
 
 
 @dataclass(frozen=True, slots=True)
-class TableComparison(FormerFields):
+class TableComparison:
     """The result for one table. `quarantined_keys`: keys whose quarantined changes, applied to silver, give the
     source's row; `discarded_keys`: keys for which discarded changes, and held ones after them, do.
 
@@ -133,7 +132,7 @@ class TableComparison(FormerFields):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(FormerFields):
+class Comparison:
     """The result for all tables, in one snapshot of the source, which shows nothing above `position`.
 
     `values`: whether the rows of sample keys are included.
@@ -264,10 +263,7 @@ def verified_state(rows: pa.Table, relation: str, stream: str, generation: int) 
     for row in own_rows.sort_by("compared_at").to_pylist():
         position, compared_at = row["position"], row["compared_at"]
         if row["verdict"] == Verdict.DIFFERENT.value:
-            result, differed = (
-                Verified(result.through, result.verified_at, result.quarantined_keys, compared_at),
-                position,
-            )
+            result, differed = replace(result, different_at=compared_at), position
         elif result.through is None or position >= result.through:
             still = result.different_at if position < differed else None
             result = Verified(position, compared_at, row["quarantined_keys"], still)

@@ -42,11 +42,8 @@ def digests_by_kind(
     parts = []
     for prefix, first, end in zip(prefixes, (ends - counts).tolist(), ends.tolist(), strict=True):
         own_borders = borders[first : end + 1]
-        parts.append(
-            Canonical(
-                prefix, own_borders - own_borders[0], memoryview(data)[own_borders[0] : own_borders[-1]], tails.head
-            )
-        )
+        own_data = memoryview(data)[own_borders[0] : own_borders[-1]]
+        parts.append(Canonical(prefix, own_borders - own_borders[0], own_data, tails.head))
     grouped = hashing(parts)
     return lambda: _in_order(grouped(), order)
 
@@ -144,6 +141,5 @@ def _binary(data: Any, lengths: Any) -> pa.Array:
     """A binary array of these bytes with values of these lengths."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
-    )
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(lengths), buffers)

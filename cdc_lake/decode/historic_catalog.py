@@ -297,9 +297,8 @@ def identity_then(
         # A dropped index leaves no trace: then rows had no identity from some unknown time on.
         by_other = keyed.identity is ReplicaIdentity.INDEX
         gone = not any(index.columns == former and (index.primary or by_other) for index in indexes)
-        return IdentifiedBy(
-            keyed.identity, former, gone or (former == of_key and not primary_unchanged) or not rivals <= {former}
-        )
+        ambiguous = gone or (former == of_key and not primary_unchanged) or not rivals <= {former}
+        return IdentifiedBy(keyed.identity, former, ambiguous)
     if of_key is not None and of_key <= set(all_numbers):
         return IdentifiedBy(ReplicaIdentity.DEFAULT, of_key, not primary_unchanged or not rivals <= {of_key})
     return None

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from cdc_lake import errors
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb import serial
 from cdc_lake.decode.gaussdb import text as identifiers
@@ -35,16 +36,6 @@ from cdc_lake.decode.gaussdb.serial import TIME, micros
 from cdc_lake.decode.pgoutput.parser import Prepared
 from cdc_lake.decode.pgoutput.spooled import PreparedContent, PreparedStorage
 from cdc_lake.decode.transaction import FrameStore, FrameStoreFactory, InMemoryFrameStores
-from cdc_lake.errors import (
-    DecodeError,
-    MalformedMessage,
-    NoOrderNumber,
-    OutOfSequence,
-    PreparedUnknown,
-    PreparedUnread,
-    StreamedBlock,
-    UnknownStatement,
-)
 from cdc_lake.model.change import Boundaries
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
@@ -197,7 +188,7 @@ class Phases:
             return ()
         if self._prepared_storage.has_changes(xid, end):
             text = f"COMMIT PREPARED of `{gid}` (xid {xid}), whose PREPARE was neither received nor stored"
-            raise PreparedUnknown(text)
+            raise errors.PreparedUnknown(text)
         return (RecordTransaction(bounds, Style.SERIAL, [], [], 0),)
 
     def _build_transaction(self, bounds: Boundaries, content: PreparedContent) -> Whole:
@@ -214,9 +205,9 @@ class Phases:
 def _prepared_id(phase: PhaseLine, end: int) -> tuple[int, str]:
     """The id and name by which the storage knows it."""
     if phase.xid is None or phase.gid is None:
-        raise MalformedMessage("a prepared transaction without its id: `include-xids` is off")
+        raise errors.MalformedMessage("a prepared transaction without its id: `include-xids` is off")
     if not 0 < end < STORABLE:
-        raise NoOrderNumber("the end of a prepared transaction without the position that orders the stream")
+        raise errors.NoOrderNumber("the end of a prepared transaction without the position that orders the stream")
     return phase.xid, phase.gid
 
 
@@ -231,7 +222,7 @@ def _tables(store: FrameStore, codec: Codec) -> Iterator[str]:
             known_heads.add(head)
             try:
                 yield from map(str, tables_of(line, codec) or ())
-            except DecodeError:
+            except errors.DecodeError:
                 continue  # decoding reports the error
 
 
@@ -301,7 +292,7 @@ class LineAssembler:
             return ()
         try:
             return self._feed_other(payload, lsn)
-        except DecodeError as error:
+        except errors.DecodeError as error:
             error.where = error.where or f"the line at {Lsn(lsn)}"
             raise
 
@@ -309,13 +300,13 @@ class LineAssembler:
         """Process everything but a row of the open transaction."""
         if (begin := _BEGIN.fullmatch(payload)) is not None:
             if self.in_transaction:
-                raise OutOfSequence("a BEGIN inside a transaction")
+                raise errors.OutOfSequence("a BEGIN inside a transaction")
             self.in_transaction, self._xid = True, _number(begin[1])
             return ()
         if (commit := _COMMIT.fullmatch(payload)) is not None:
             return (self._close_transaction(commit, lsn),)
         if payload[:6] == TABLE:
-            raise OutOfSequence("a row outside a transaction")
+            raise errors.OutOfSequence("a row outside a transaction")
         match line(payload, self._codec.text):
             case MessageLine(content=str()):
                 self.messages += 1
@@ -325,7 +316,7 @@ class LineAssembler:
                 return self._phase(phase, lsn)
             case None:
                 if not self._keeps or not self.in_transaction:
-                    raise UnknownStatement("an unknown line of test_decoding")
+                    raise errors.UnknownStatement("an unknown line of test_decoding")
                 self._rows.keep(payload, lsn)
         return ()
 
@@ -334,25 +325,27 @@ class LineAssembler:
         if phase.kind not in PREPARED:
             raise _streamed_block_error()
         if self._phases is None:
-            raise PreparedUnread("a line of a prepared transaction, but the pipeline does not ask for `two_phase`")
+            raise errors.PreparedUnread(
+                "a line of a prepared transaction, but the pipeline does not ask for `two_phase`"
+            )
         if phase.kind == "prepare":
             if self._xid not in (None, phase.xid):
-                raise MalformedMessage(f"a PREPARE of transaction {phase.xid} for a BEGIN of {self._xid}")
+                raise errors.MalformedMessage(f"a PREPARE of transaction {phase.xid} for a BEGIN of {self._xid}")
             self._phases.park(phase, lsn, self._rows)  # PostgreSQL 18 prints no BEGIN if it only locked rows
             self.in_transaction, self._xid = False, None
             return ()
         if self.in_transaction:
-            raise OutOfSequence("the end of a prepared transaction inside another one")
+            raise errors.OutOfSequence("the end of a prepared transaction inside another one")
         return self._phases.finish(phase, lsn)
 
     def _close_transaction(self, commit: re.Match[bytes], end: int) -> Whole:
         if not self.in_transaction:
-            raise OutOfSequence("a COMMIT without a BEGIN")
+            raise errors.OutOfSequence("a COMMIT without a BEGIN")
         xid = _number(commit[1])
         if self._xid is not None and xid is not None and self._xid != xid:
-            raise MalformedMessage(f"a COMMIT of transaction {xid} for a BEGIN of {self._xid}")
+            raise errors.MalformedMessage(f"a COMMIT of transaction {xid} for a BEGIN of {self._xid}")
         if not 0 < end < STORABLE:
-            raise NoOrderNumber("a COMMIT without the position that orders the stream")
+            raise errors.NoOrderNumber("a COMMIT without the position that orders the stream")
         self._rows.check()
         time = None if commit[2] is None else micros(commit[2].decode())
         bounds = Boundaries(position=end, confirm=end, xid=self._xid if xid is None else xid, commit_ts=time)
@@ -379,5 +372,5 @@ def _number(digits: bytes | None) -> int | None:
     return None if digits is None else int(digits)
 
 
-def _streamed_block_error() -> StreamedBlock:
-    return StreamedBlock("a line of a transaction that is streamed before its commit, without values")
+def _streamed_block_error() -> errors.StreamedBlock:
+    return errors.StreamedBlock("a line of a transaction that is streamed before its commit, without values")

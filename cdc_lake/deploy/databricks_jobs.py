@@ -19,18 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cdc_lake import errors
 from cdc_lake.api import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.config.secrets import secret_values
 from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, NEEDED, from_cluster
-from cdc_lake.errors import (
-    CdcLakeError,
-    JobParametersWrong,
-    LakeFolderUnfit,
-    RuntimeUnfit,
-    ServerlessCompute,
-    SparkMissing,
-)
 from cdc_lake.observability.events import ProgressReporter
 from cdc_lake.observability.logging import Level, Log, configure
 from cdc_lake.tables.spark_session import SPARK_VERSION, apply_settings
@@ -45,19 +38,19 @@ def require_folder(project: Project) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
-        raise LakeFolderUnfit(f"the folder cannot be created: {cause.strerror}", where=str(folder)) from cause
+        raise errors.LakeFolderUnfit(f"the folder cannot be created: {cause.strerror}", where=str(folder)) from cause
     draft, name = (folder / f"probe-{uuid.uuid4().hex}.{end}" for end in ("draft", "txt"))
     try:
         draft.write_bytes(b"probe\n")
         draft.replace(name)  # as reports and refetched rows are written
         if name.read_bytes() != b"probe\n":
-            raise LakeFolderUnfit("a file that was written has other content when read", where=str(folder))
+            raise errors.LakeFolderUnfit("a file that was written has other content when read", where=str(folder))
         name.unlink()
         if project.control_address is None or project.bronze_address is None:
             _exclusive(draft, name)
     except OSError as cause:
         message = f"a file cannot be created exclusively here: {cause.strerror}"
-        raise LakeFolderUnfit(message, where=str(folder)) from cause
+        raise errors.LakeFolderUnfit(message, where=str(folder)) from cause
     finally:
         draft.unlink(missing_ok=True)
         name.unlink(missing_ok=True)
@@ -74,7 +67,7 @@ def _exclusive(draft: Path, name: Path) -> None:
         os.link(draft, name)
     except FileExistsError:
         return
-    raise LakeFolderUnfit("a second file replaced the first one of the same name", where=str(name.parent))
+    raise errors.LakeFolderUnfit("a second file replaced the first one of the same name", where=str(name.parent))
 
 
 def require_seen(spark: Any, folder: Path) -> None:
@@ -86,11 +79,11 @@ def require_seen(spark: Any, folder: Path) -> None:
         rows = spark.read.text(str(file)).collect()
     except Exception as cause:
         message = f"Spark does not see this folder under its path: {type(cause).__name__}"
-        raise LakeFolderUnfit(message, where=str(folder)) from cause
+        raise errors.LakeFolderUnfit(message, where=str(folder)) from cause
     finally:
         file.unlink(missing_ok=True)
     if [row[0] for row in rows] != [token]:
-        raise LakeFolderUnfit("Spark has another folder under the same path", where=str(folder))
+        raise errors.LakeFolderUnfit("Spark has another folder under the same path", where=str(folder))
 
 
 def receive() -> None:
@@ -121,21 +114,15 @@ def maintain() -> None:
 
 
 def _run(name: str, work: Callable[[Pipeline, bool, ProgressReporter], object]) -> None:
-    """Run an entry point; an error that ends it gets its code, location and remedy as notes."""
-    try:
-        job_parameters = parameters(name, sys.argv[1:])
-        loaded = Pipeline.load(
-            Path(job_parameters[NEEDED]), environment=job_parameters.get("environment") or None, secrets=from_cluster
-        )
-        project = loaded.project
-        configure(sys.stderr, level=Level.INFO, secrets=secret_values(project.pipeline))
-        require_folder(project)
-        work(loaded, job_parameters.get("once") == "true", Log(project.name, name).report)
-    except CdcLakeError as error:
-        for note in (f"error[{error.code}]", error.where and f"in {error.where}", error.remedy):
-            if note:
-                error.add_note(note)
-        raise
+    """Run an entry point."""
+    job_parameters = parameters(name, sys.argv[1:])
+    loaded = Pipeline.load(
+        Path(job_parameters[NEEDED]), environment=job_parameters.get("environment") or None, secrets=from_cluster
+    )
+    project = loaded.project
+    configure(sys.stderr, level=Level.INFO, secrets=secret_values(project.pipeline))
+    require_folder(project)
+    work(loaded, job_parameters.get("once") == "true", Log(project.name, name).report)
 
 
 def parameters(name: str, arguments: Sequence[str]) -> Mapping[str, str]:
@@ -148,12 +135,12 @@ def parameters(name: str, arguments: Sequence[str]) -> Mapping[str, str]:
         key, equals, value = argument.partition("=")
         key = key.removeprefix("--")
         if not equals or key not in ENTRY_POINTS[name] or key in values:
-            raise JobParametersWrong(f"`{key}` is not a parameter of `{name}`, or is given twice")
+            raise errors.JobParametersWrong(f"`{key}` is not a parameter of `{name}`, or is given twice")
         values[key] = value
     if not values.get(NEEDED):
-        raise JobParametersWrong(f"`{name}` requires the parameter `{NEEDED}`")
+        raise errors.JobParametersWrong(f"`{name}` requires the parameter `{NEEDED}`")
     if values.get("once", "false") not in {"true", "false"}:
-        raise JobParametersWrong("`once` must be `true` or `false`")
+        raise errors.JobParametersWrong("`once` must be `true` or `false`")
     return values
 
 
@@ -162,17 +149,18 @@ def _spark(project: Project) -> SparkSession:
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415  # a receiver needs no Spark
     except ImportError as cause:
-        raise SparkMissing from cause
+        raise errors.SparkMissing from cause
     spark = SparkSession.builder.getOrCreate()
     require_runtime(spark)
-    require_seen(spark, project.lake)
+    if project.lake_address is None:
+        require_seen(spark, project.lake)
     return apply_settings(spark)
 
 
 def require_runtime(spark: SparkSession) -> None:
     """Raise ServerlessCompute or RuntimeUnfit unless a session is on a classic cluster with our Spark."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise ServerlessCompute("this Spark session uses Spark Connect, as on serverless compute")
+        raise errors.ServerlessCompute("this Spark session uses Spark Connect, as on serverless compute")
     minor = SPARK_VERSION.rpartition(".")[0]
     if not spark.version.startswith(f"{minor}."):
-        raise RuntimeUnfit(f"this runtime has Spark {spark.version}, but cdc_lake needs {minor}")
+        raise errors.RuntimeUnfit(f"this runtime has Spark {spark.version}, but cdc_lake needs {minor}")

@@ -39,7 +39,7 @@ from cdc_lake.source.gaussdb.stream import GaussDbStream
 from cdc_lake.source.gaussdb.wire.session import WireSession
 from cdc_lake.source.postgres.connection import Session, command, connection_lost_error, raise_end, send_as_stored
 from cdc_lake.source.socket_io import LONGEST, IdleTimeout
-from cdc_lake.source.sql_text import command_literal, identifier, literal
+from cdc_lake.source.sql_text import identifier, literal, start_command
 from cdc_lake.tables.files import sync
 
 _STATUS: Final = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
@@ -78,12 +78,7 @@ class PostgresCapture:
                 f"creating the temporary slot `{slot}`",
             )[0]
             self.start = str(Lsn.parse(created["consistent_point"] or ""))
-        option_list = ", ".join(f"{identifier(name)} {command_literal(value)}" for name, value in options.items())
-        command(
-            self._pgconn,
-            f"START_REPLICATION SLOT {identifier(slot)} LOGICAL 0/0" + (f" ({option_list})" if option_list else ""),
-            f"starting replication from slot `{slot}`",
-        )
+        command(self._pgconn, start_command(slot, 0, options), f"starting replication from slot `{slot}`")
         self._pgconn.nonblocking = 1
         self._poller = select.poll()
         self._poller.register(self._pgconn.socket, select.POLLIN)

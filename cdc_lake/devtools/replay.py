@@ -384,11 +384,8 @@ def _family(project: Project, source: FamilySource, plugin: str, slot: str | Non
     with closing(dial(True)) as session:
         facts = identify(session)
         check_product(facts.version, source.type, session.place)
-    order, interval, silence = (
-        OrderDomain(source.slot_order),
-        source.reply_interval / 1000,
-        source.silence_timeout / 1000,
-    )
+    order = OrderDomain(source.slot_order)
+    interval, silence = source.reply_interval / 1000, source.silence_timeout / 1000
     capture = FamilyCapture(dial, plugin, options, slot=slot, order=order, status_interval=interval, silence=silence)
     return capture, options, facts.encoding
 

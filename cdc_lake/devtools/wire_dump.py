@@ -23,53 +23,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias, assert_never
 
-from cdc_lake.decode.gaussdb.records import Begin as GaussBegin
-from cdc_lake.decode.gaussdb.records import Commit as GaussCommit
-from cdc_lake.decode.gaussdb.records import (
-    Ddl,
-    Field,
-    Heartbeat,
-    Operation,
-    Other,
-    Record,
-    Row,
-    Style,
-    TransactionEnd,
-    Truncated,
-)
+from cdc_lake.decode.gaussdb import records
+from cdc_lake.decode.pgoutput import messages, parser
 from cdc_lake.decode.pgoutput.binary_values import BinaryValue
-from cdc_lake.decode.pgoutput.messages import (
-    AnnouncedColumn,
-    Begin,
-    Commit,
-    DeleteMessage,
-    InsertMessage,
-    LogicalMessage,
-    OriginMessage,
-    RelationMessage,
-    TruncateMessage,
-    TypeMessage,
-    UpdateMessage,
-    WireMessage,
-)
-from cdc_lake.decode.pgoutput.parser import (
-    WITH_XID,
-    BeginPrepare,
-    CommitPrepared,
-    Prepare,
-    Prepared,
-    PreparedMessage,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamMessage,
-    StreamStart,
-    StreamStop,
-    parse,
-    prepared_message,
-    stream_message,
-    without_xid,
-)
 from cdc_lake.decode.test_decoding import MessageLine, PhaseLine
 from cdc_lake.errors import UnknownStatement
 from cdc_lake.model.change import UNCHANGED, OldKind, Tuple, Value
@@ -91,32 +47,40 @@ Described: TypeAlias = dict[str, Any]
 """A JSON object."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_ROW_OPERATIONS: Final = {Operation.INSERT: "insert", Operation.UPDATE: "update", Operation.DELETE: "delete"}
+_ROW_OPERATIONS: Final = {
+    records.Operation.INSERT: "insert",
+    records.Operation.UPDATE: "update",
+    records.Operation.DELETE: "delete",
+}
 
 
-def describe(record: Record) -> Described:  # noqa: PLR0911  # one return a kind of record
+def describe(record: records.Record) -> Described:  # noqa: PLR0911  # one return a kind of record
     """The object of one record; its `type` first."""
     match record:
-        case GaussBegin():
-            return _begin(record)
-        case GaussCommit(lsn=lsn, csn=csn, xid=xid, time=time, skipped=skipped):
+        case records.Begin(lsn=lsn, csn=csn, first_lsn=first, xid=xid, time=time, origin_id=origin, user=user):
+            numbers = {"lsn": lsn_text(lsn), "csn": csn, "first_lsn": lsn_text(first), "xid": xid}
+            more = {"timestamp": time, "origin_id": origin, "user": user, "skipped_option": record.skipped}
+            return present(type="begin", **numbers, **more)
+        case records.Commit(lsn=lsn, csn=csn, xid=xid, time=time, skipped=skipped):
             numbers = {"lsn": lsn_text(lsn), "csn": csn, "xid": xid}
             return present(type="commit", **numbers, timestamp=time, skipped_option=skipped)
-        case TransactionEnd(word=word, lsn=lsn, xid=xid, time=time):
+        case records.TransactionEnd(word=word, lsn=lsn, xid=xid, time=time):
             return present(type=word.lower(), lsn=lsn_text(lsn), xid=xid, timestamp=time)
-        case Row(operation=operation, lsn=lsn, table=table):
+        case records.Row(operation=operation, lsn=lsn, table=table):
             tuples = {"new": _tuple(record.new), "old": _tuple(record.old)}
             return present(type=_ROW_OPERATIONS[operation], lsn=lsn_text(lsn), **table_object(table), **tuples)
-        case Truncated(lsn=lsn, cascade=cascade, restart_identity=restart):
+        case records.Truncated(lsn=lsn, cascade=cascade, restart_identity=restart):
             tables = tables_object(table_object(table) for table in record.tables)
             head = present(type="truncate", lsn=lsn_text(lsn))
             return {**head, **tables, "cascade": cascade, "restart_identity": restart}
-        case Ddl(prefix=prefix, command=command, content=content, relation_id=oid, lsn=lsn):
+        case records.Ddl(prefix=prefix, command=command, content=content, relation_id=oid, lsn=lsn):
             body = {"prefix": prefix, "command": command, "relation_oid": oid, "content": content}
             return present(type="ddl", lsn=lsn_text(lsn), **body)
-        case Heartbeat():
-            return _heartbeat(record)
-        case Other(text=text, lsn=lsn):
+        case records.Heartbeat(read=read, flushed=flushed, newest=newest, lsn=lsn):
+            # `read` and `flushed` are numbers, because the stream does not show whether they are LSNs or CSNs
+            body = {"read": read, "flushed": flushed, "timestamp": time_text(newest)}
+            return present(type="heartbeat", lsn=lsn_text(read if lsn is None else lsn), **body)
+        case records.Other(text=text, lsn=lsn):
             return present(type="other", lsn=lsn_text(lsn), text=text)
         case _ as never:
             assert_never(never)
@@ -158,21 +122,7 @@ def tables_object(tables: Iterable[Described]) -> Described:
     return {**(listed[0] if len(listed) == 1 else {}), "tables": listed}
 
 
-def _begin(begin: GaussBegin) -> Described:
-    return present(
-        type="begin",
-        lsn=lsn_text(begin.lsn),
-        csn=begin.csn,
-        first_lsn=lsn_text(begin.first_lsn),
-        xid=begin.xid,
-        timestamp=begin.time,
-        origin_id=begin.origin_id,
-        user=begin.user,
-        skipped_option=begin.skipped,
-    )
-
-
-def _tuple(fields: tuple[Field, ...] | None) -> list[Described] | None:
+def _tuple(fields: tuple[records.Field, ...] | None) -> list[Described] | None:
     if fields is None:
         return None
     return [
@@ -181,38 +131,31 @@ def _tuple(fields: tuple[Field, ...] | None) -> list[Described] | None:
     ]
 
 
-def _heartbeat(beat: Heartbeat) -> Described:
-    """`read` and `flushed` are numbers, because the stream does not show whether they are LSNs or CSNs."""
-    lsn = beat.read if beat.lsn is None else beat.lsn
-    body = {"read": beat.read, "flushed": beat.flushed, "timestamp": time_text(beat.newest)}
-    return present(type="heartbeat", lsn=lsn_text(lsn), **body)
-
-
-def _describe_later(message: StreamMessage | PreparedMessage) -> Described:  # noqa: PLR0911  # one return a kind
+def _describe_later(message: parser.StreamMessage | parser.PreparedMessage) -> Described:  # noqa: PLR0911  # one return a kind
     """The object of a message of protocol versions 2 to 4."""
     match message:
-        case StreamStart(xid=xid, first=first):
+        case parser.StreamStart(xid=xid, first=first):
             return {"type": "stream_start", "xid": xid, "first": first}
-        case StreamStop():
+        case parser.StreamStop():
             return {"type": "stream_stop"}
-        case StreamCommit(xid=xid, commit_lsn=lsn, end_lsn=end, commit_ts=timestamp):
+        case parser.StreamCommit(xid=xid, commit_lsn=lsn, end_lsn=end, commit_ts=timestamp):
             return {"type": "stream_commit", **_ends(lsn, end, timestamp), "xid": xid}
-        case StreamAbort(xid=xid, subxid=subxid, lsn=lsn, aborted_at=timestamp):
+        case parser.StreamAbort(xid=xid, subxid=subxid, lsn=lsn, aborted_at=timestamp):
             ends = {"lsn": lsn_text(lsn), "timestamp": time_text(timestamp)}
             return present(type="stream_abort", xid=xid, subxid=subxid, **ends)
-        case BeginPrepare(prepared=prepared):
+        case parser.BeginPrepare(prepared=prepared):
             return _describe_prepared("begin_prepare", prepared)
-        case Prepare(prepared=prepared, streamed=streamed):
+        case parser.Prepare(prepared=prepared, streamed=streamed):
             return _describe_prepared("stream_prepare" if streamed else "prepare", prepared)
-        case CommitPrepared(commit_lsn=lsn, end_lsn=end, commit_ts=timestamp, xid=xid, gid=gid):
+        case parser.CommitPrepared(commit_lsn=lsn, end_lsn=end, commit_ts=timestamp, xid=xid, gid=gid):
             return {"type": "commit_prepared", **_ends(lsn, end, timestamp), "xid": xid, "gid": gid}
-        case RollbackPrepared(prepare_end_lsn=lsn, end_lsn=end, rolled_back_at=timestamp, xid=xid, gid=gid):
+        case parser.RollbackPrepared(prepare_end_lsn=lsn, end_lsn=end, rolled_back_at=timestamp, xid=xid, gid=gid):
             return {"type": "rollback_prepared", **_ends(lsn, end, timestamp), "xid": xid, "gid": gid}
         case _ as never:
             assert_never(never)
 
 
-def _describe_prepared(kind: str, prepared: Prepared) -> Described:
+def _describe_prepared(kind: str, prepared: parser.Prepared) -> Described:
     ends = _ends(prepared.lsn, prepared.end_lsn, prepared.prepared_at)
     return {"type": kind, **ends, "xid": prepared.xid, "gid": prepared.gid}
 
@@ -232,53 +175,53 @@ class PgoutputDescriber:
 
     def __init__(self) -> None:
         self._streaming = False
-        self._relations: dict[int, RelationMessage] = {}
+        self._relations: dict[int, messages.RelationMessage] = {}
         self._types: dict[int, str] = {}
 
     def describe(self, payload: bytes) -> Described:
         """The object of one message. Raises DecodeError; inside a streamed block its offset excludes the xid."""
-        if (later := stream_message(payload) or prepared_message(payload)) is not None:
+        if (later := parser.stream_message(payload) or parser.prepared_message(payload)) is not None:
             description = _describe_later(later)
             self._streaming = description["type"] == "stream_start"
             return description
-        if self._streaming and payload[:1] and payload[0] in WITH_XID:
+        if self._streaming and payload[:1] and payload[0] in parser.WITH_XID:
             xid = {"xid": int.from_bytes(payload[1:5], "big")}
-            return {**self._first(without_xid(payload)), **xid}
+            return {**self._first(parser.without_xid(payload)), **xid}
         return self._first(payload)
 
     def _first(self, payload: bytes) -> Described:
         """The object of a message of version 1."""
         is_row = payload[:1] and payload[0] in _ROW_TAGS
         relation = self._relations.get(int.from_bytes(payload[1:5], "big")) if is_row else None
-        return self._object(parse(payload, None if relation is None else len(relation.columns)))
+        return self._object(parser.parse(payload, None if relation is None else len(relation.columns)))
 
-    def _object(self, message: WireMessage) -> Described:  # noqa: PLR0911  # one return a kind of message
+    def _object(self, message: messages.WireMessage) -> Described:  # noqa: PLR0911  # one return a kind of message
         match message:
-            case Begin(final_lsn=lsn, commit_ts=timestamp, xid=xid):
+            case messages.Begin(final_lsn=lsn, commit_ts=timestamp, xid=xid):
                 return present(type="begin", lsn=lsn_text(lsn), xid=xid, timestamp=time_text(timestamp))
-            case Commit(commit_lsn=lsn, end_lsn=end, commit_ts=timestamp):
+            case messages.Commit(commit_lsn=lsn, end_lsn=end, commit_ts=timestamp):
                 return present(type="commit", lsn=lsn_text(lsn), end_lsn=lsn_text(end), timestamp=time_text(timestamp))
-            case OriginMessage(lsn=lsn, name=name):
+            case messages.OriginMessage(lsn=lsn, name=name):
                 return present(type="origin", lsn=lsn_text(lsn), origin=name)
-            case RelationMessage(oid=oid, identity=identity):
+            case messages.RelationMessage(oid=oid, identity=identity):
                 self._relations[oid] = message
                 columns = [{**self._column(c), "modifier": c.modifier, "key": c.key} for c in message.columns]
                 body = {"replica_identity": identity.name.lower(), "columns": columns}
                 return {"type": "relation", **self._table(oid), **body}
-            case TypeMessage(oid=oid, schema=schema, name=name):
+            case messages.TypeMessage(oid=oid, schema=schema, name=name):
                 self._types[oid] = name if schema == "pg_catalog" else f"{schema}.{name}"
                 return {"type": "type", "type_oid": oid, "schema": schema, "name": name}
-            case InsertMessage(oid=oid, new=new):
+            case messages.InsertMessage(oid=oid, new=new):
                 return present(type="insert", **self._table(oid), new=self._tuple(oid, new))
-            case UpdateMessage(oid=oid, new=new, old=old, old_kind=kind):
+            case messages.UpdateMessage(oid=oid, new=new, old=old, old_kind=kind):
                 body = {"new": self._tuple(oid, new), **self._old(oid, old, kind)}
                 return present(type="update", **self._table(oid), **body)
-            case DeleteMessage(oid=oid, old=old, old_kind=kind):
+            case messages.DeleteMessage(oid=oid, old=old, old_kind=kind):
                 return present(type="delete", **self._table(oid), **self._old(oid, old, kind))
-            case TruncateMessage(oids=oids, cascade=cascade, restart_identity=restart):
+            case messages.TruncateMessage(oids=oids, cascade=cascade, restart_identity=restart):
                 tables = tables_object(self._table(oid) for oid in oids)
                 return {"type": "truncate", **tables, "cascade": cascade, "restart_identity": restart}
-            case LogicalMessage(lsn=lsn, prefix=prefix, transactional=transactional):
+            case messages.LogicalMessage(lsn=lsn, prefix=prefix, transactional=transactional):
                 head = {"prefix": prefix, "transactional": transactional}
                 try:
                     content = {"content": message.content.decode()}
@@ -292,7 +235,7 @@ class PgoutputDescriber:
         relation = self._relations.get(oid)
         return {"relation_oid": oid, **(table_object(relation.table) if relation else {})}
 
-    def _column(self, column: AnnouncedColumn) -> Described:
+    def _column(self, column: messages.AnnouncedColumn) -> Described:
         return present(name=column.name, type=self._types.get(column.type_oid), type_oid=column.type_oid)
 
     def _old(self, oid: int, old: Tuple | None, kind: OldKind | None) -> dict[str, Any]:
@@ -326,13 +269,13 @@ _SERIAL_ROW: Final = re.compile(
 )
 
 
-def guess(payload: bytes, style: Style | None = None) -> tuple[Style, bool]:
+def guess(payload: bytes, style: records.Style | None = None) -> tuple[records.Style, bool]:
     """The style, if unknown, and whether the payload is a batch.
 
     Raises UnknownStatement for a bare line of unknown kind; other unknown bytes count as binary.
     """
-    if style is Style.SERIAL or not payload:
-        return style or Style.BINARY, False
+    if style is records.Style.SERIAL or not payload:
+        return style or records.Style.BINARY, False
     framed = not is_line(payload)
     if style is not None:
         return style, framed
@@ -344,15 +287,15 @@ def is_line(payload: bytes) -> bool:
     return bool(payload) and 0x20 <= payload[0] <= 0x7E
 
 
-def _framed_style(payload: bytes) -> Style:
+def _framed_style(payload: bytes) -> records.Style:
     kind, after = payload[_RECORD : _RECORD + 1], payload[_RECORD + 1 : _RECORD + 2]
     heartbeat = kind == b"h" and int.from_bytes(payload[:4], "big") == _FRAMED_HEARTBEAT
     if heartbeat or kind not in (b"B", b"C", b"c", b"t", b"{", b"h"):
-        return Style.BINARY
+        return records.Style.BINARY
     # BEGIN and COMMIT are words in text; in binary the letter is followed by a number or an option's letter
     if (kind == b"B" and after != b"E") or (kind == b"C" and after != b"O"):
-        return Style.BINARY
-    return Style.JSON if _has_json(payload) else Style.TEXT
+        return records.Style.BINARY
+    return records.Style.JSON if _has_json(payload) else records.Style.TEXT
 
 
 def _has_json(payload: bytes) -> bool:
@@ -364,17 +307,17 @@ def _has_json(payload: bytes) -> bool:
     return False
 
 
-def _line(payload: bytes) -> Style:
+def _line(payload: bytes) -> records.Style:
     if payload.startswith(b"{"):
-        return Style.JSON
+        return records.Style.JSON
     if payload.startswith(b"h"):
-        return Style.BINARY if len(payload) == _HEARTBEAT and payload.endswith(b"F") else Style.TEXT
+        return records.Style.BINARY if len(payload) == _HEARTBEAT and payload.endswith(b"F") else records.Style.TEXT
     if payload.startswith(b"table "):
-        return Style.SERIAL if _SERIAL_ROW.match(payload) else Style.TEXT
+        return records.Style.SERIAL if _SERIAL_ROW.match(payload) else records.Style.TEXT
     if payload.startswith(_PARALLEL):
-        return Style.TEXT
+        return records.Style.TEXT
     if _SERIAL.match(payload):
-        return Style.SERIAL
+        return records.Style.SERIAL
     if payload.startswith(_RENDERED):
         text = "this is pg_recvlogical's rendering of style b, not what the server sent"
         raise UnknownStatement(text, hint=_RENDERED_HINT)

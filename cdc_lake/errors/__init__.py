@@ -17,30 +17,8 @@ never pasted into the message; no message holds a row value or a secret. Each co
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING, Any, Final
-
 from cdc_lake.errors.base import *
 from cdc_lake.errors.decode import *
 from cdc_lake.errors.lake import *
 from cdc_lake.errors.runtime import *
 from cdc_lake.errors.source import *
-
-_FORMER: Final = {
-    "HeldLost": "QuarantineLost", "HoldStays": "QuarantineRemains", "MergeRefused": "BaseRowMissing",
-    "NotHeld": "NotQuarantined", "NotPromised": "NotPinned", "PositionNotHeld": "PositionUnavailable",
-    "RepeatDiffers": "DuplicateMismatch", "ShapeForeign": "UnexpectedColumn", "SilverPutBack": "SilverRestored",
-    "StoreBehind": "StaleObjectListing", "TableChangedMeanwhile": "ConcurrentModification",
-    "TruncateHeld": "TruncateQuarantined",
-}  # fmt: skip
-"""Name in 0.3 → name. 0.5 will not know the former ones."""
-
-if not TYPE_CHECKING:  # mypy would take every name for one that the module has
-
-    def __getattr__(name: str) -> Any:
-        """PEP 562: an error under its name of 0.3, with a warning."""
-        if name not in _FORMER:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        words = f"`{__name__}.{name}` is now `{_FORMER[name]}`; 0.5 will not know `{name}`"
-        warnings.warn(words, DeprecationWarning, stacklevel=2)
-        return globals()[_FORMER[name]]

@@ -68,6 +68,11 @@ class CdcLakeError(Exception):
         self.where = where
         self.remedy = type(self).hint if hint is None else hint
 
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override]  # declared as an attribute, which `add_note` creates
+        """What a traceback prints below the message, in a notebook or a job."""
+        return [note for note in (f"error[{self.code}]", self.where and f"in {self.where}", self.remedy) if note]
+
     def for_table(self, table: str) -> Self:
         """Puts the name of the table in place of TABLE in the remedy, so that its commands can be run as printed."""
         self.remedy = _TABLE.sub(lambda command: command[1] + shlex.quote(table), self.remedy)

@@ -32,11 +32,23 @@ class IcebergMissing(LakeError):
     """The Python package is not installed."""
 
     code = "LAK404"
-    hint = "install the extra `iceberg` of cdc_lake from the same origin as cdc_lake itself"
+    hint = "install the extra `iceberg`, `hive` or `glue` of cdc_lake from the same origin as cdc_lake itself"
+
+    def __init__(self, extra: str = "iceberg") -> None:
+        what = {"iceberg": "pyiceberg", "hive": "pyiceberg's client of Hive", "glue": "pyiceberg's client of AWS Glue"}
+        super().__init__(
+            f"the pipeline has Iceberg tables, but {what[extra]} is not installed here", hint=install(extra)
+        )
+
+
+class BotocoreMissing(LakeError):
+    """The Python package is not installed."""
+
+    code = "LAK407"
+    hint = "install the extra `aws` of cdc_lake from the same origin as cdc_lake itself"
 
     def __init__(self) -> None:
-        words = "the pipeline has Iceberg tables, but pyiceberg is not installed here"
-        super().__init__(words, hint=install("iceberg"))
+        super().__init__("assuming a role needs botocore, which is not installed here", hint=install("aws"))
 
 
 class DuplicateMismatch(LakeError):
@@ -206,6 +218,26 @@ class OtherWriter(LakeError):
     hint = "find out what writes to the table and stop it; then revert its commit or run `cdc-lake rebuild TABLE`"
 
 
+class MarkerGone(LakeError):
+    """Delta has removed the entry of the history that had the watermark of a silver table, and only SQL can read it."""
+
+    code = "LAK453"
+    hint = (
+        "drop the table and run `cdc-lake rebuild TABLE`; a longer `delta.logRetentionDuration` of the table keeps "
+        "the entry"
+    )
+
+
+class NameElsewhere(LakeError):
+    """The Hive metastore has a table or view of the name of a silver table, at another place."""
+
+    code = "LAK454"
+    hint = (
+        "set `to` of the table or `silver.defaults.namespace` to a name that is free; or drop that table from the "
+        "metastore, if nothing needs it there, and run again"
+    )
+
+
 class SilverNotOwned(LakeError):
     """A silver table belongs to another pipeline, or was not written by cdc_lake."""
 
@@ -313,6 +345,45 @@ class CatalogUnreachable(LakeError):
     code = "LAK430"
     retry = Retry.LATER
     hint = "check `lake.iceberg`: its `uri`, whether the catalog is running, and the credentials in `properties`"
+
+
+class CatalogReadOnly(LakeError):
+    """The Iceberg catalog, or its storage, does not let the pipeline create and change tables."""
+
+    code = "LAK432"
+    hint = (
+        "allow the pipeline's role to create, change and drop tables in the namespace of silver and to write their "
+        "files, then run again"
+    )
+
+
+class CatalogNotConditional(LakeError):
+    """The Iceberg catalog accepts a commit although its requirement is not met: commits of others would be lost."""
+
+    code = "LAK433"
+    hint = (
+        "use another catalog, or a newer version of this one; or set `format: delta` for silver, which needs no catalog"
+    )
+
+
+class CatalogKeepsNoVersions(LakeError):
+    """The Iceberg catalog keeps only the newest version of a table: there would be nothing for cuts to refer to."""
+
+    code = "LAK434"
+    hint = (
+        "use a catalog that keeps the history of tables (Nessie does not), or set `format: delta` for silver, which "
+        "needs no catalog"
+    )
+
+
+class CatalogWithoutFence(LakeError):
+    """The Iceberg catalog registers no tables, which rebuilds need, and all commits if it keeps no branches either."""
+
+    code = "LAK439"
+    hint = (
+        "use a catalog that supports `registerTable`, or update this one; or set `format: delta` for silver, which "
+        "needs no catalog"
+    )
 
 
 class CommitUncertain(LakeError):

@@ -110,7 +110,7 @@ class TableNotKnown(StateError):
 
 
 class AnotherApply(StateError):
-    """Another process applies this pipeline on this machine."""
+    """Another process applies this pipeline."""
 
     code = "STA624"
     retry = Retry.LATER

@@ -10,10 +10,8 @@ from __future__ import annotations
 import enum
 import re
 import unicodedata
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
 
 from cdc_lake.errors import ConfigError
 
@@ -74,6 +72,16 @@ def _escape(text: str, keep: str) -> str:
 def pluralize(number: int, noun: str) -> str:
     """`1 problem`, `2,000 problems`; for nouns with a plural in s."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def size(value: int | None) -> str:
+    """Bytes with a suitable unit, `-` if unknown."""
+    if value is None:
+        return "-"
+    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(amount) >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
 class Problem(enum.StrEnum):
@@ -174,29 +182,3 @@ class UnknownCode(ConfigError):
     hint = (
         "write a code such as CFG104, as printed in brackets after `error`; `cdc-lake explain --list` lists all codes"
     )
-
-
-FORMER_FIELDS: Final = {"quarantined": "held", "quarantined_keys": "held_keys", "quarantined_changes": "held_changes"}
-"""Fields of results with their names in 0.3, which this version also has; 0.5 will not."""
-
-
-class FormerFields:
-    """A result whose renamed fields can be read by their former names, with a warning."""
-
-    __slots__ = ()
-
-    def __getattr__(self, name: str) -> Any:
-        for field, former in (*FORMER_FIELDS.items(), ("quarantined_keys", "held")):
-            if name == former and hasattr(self, field):
-                words = f"`{former}` of {type(self).__name__} is called `{field}`; 0.5 will not have the former name"
-                warnings.warn(words, DeprecationWarning, stacklevel=2)
-                return getattr(self, field)
-        raise AttributeError(f"{type(self).__name__} has no attribute `{name}`")
-
-
-def with_former_fields(document: Any) -> Any:
-    """A JSON document in which renamed fields have their former names, too."""
-    if isinstance(document, Mapping):
-        fields = {name: with_former_fields(value) for name, value in document.items()}
-        return fields | {FORMER_FIELDS[name]: value for name, value in fields.items() if name in FORMER_FIELDS}
-    return [with_former_fields(value) for value in document] if isinstance(document, list | tuple) else document

@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from itertools import accumulate
@@ -32,7 +32,7 @@ from prometheus_client.metrics_core import Metric as Family
 from cdc_lake.config.source import host_and_port
 from cdc_lake.errors import CdcLakeError, MetricsNotServed, Retry, kinds
 from cdc_lake.observability.events import ProgressEvent
-from cdc_lake.observability.metrics import ERRORS_TOTAL, FORMER_NAMES, FORMER_VALUES, METRICS, Kind, Loop, Metric
+from cdc_lake.observability.metrics import ERRORS_TOTAL, METRICS, Kind, Loop, Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +88,8 @@ class Exposition:
         for sample in self._samples():
             samples_by_metric.setdefault(sample.metric, []).append(sample)
         for metric in METRICS:
-            if metric not in samples_by_metric:
-                continue
-            samples, former_values = samples_by_metric[metric], FORMER_VALUES.get(metric, {})
-            renamed = [sample for sample in samples if former_values and sample.labels[-1] in former_values]
-            samples += [replace(s, labels=(*s.labels[:-1], former_values[s.labels[-1]])) for s in renamed]
-            samples.sort(key=lambda sample: sample.labels)
-            yield self._family(metric, samples)
-            if (former_name := FORMER_NAMES.get(metric)) is not None:
-                text = f"Deprecated: 0.5 will have only the new name, {metric.name}."
-                yield self._family(replace(metric, name=former_name, help=text), samples)
+            if samples := samples_by_metric.get(metric):
+                yield self._family(metric, sorted(samples, key=lambda sample: sample.labels))
 
     def _family(self, metric: Metric, samples: list[Sample]) -> Family:
         names = ("pipeline", *metric.labels)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from cdc_lake.errors import ReportNotWritten
+from cdc_lake.model import diagnostic
 
 if TYPE_CHECKING:
     import jinja2
@@ -59,12 +60,7 @@ def duration(seconds: float) -> str:
 
 def size(number: int) -> str:
     """`512 B`, `1.5 MiB`."""
-    value = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f}{_THIN}{unit}" if unit == "B" else f"{value:.1f}{_THIN}{unit}"
-        value /= 1024
-    return f"{value:.1f}{_THIN}TiB"
+    return diagnostic.size(number).replace(" ", _THIN)
 
 
 def moment(time: dt.datetime) -> str:

@@ -173,8 +173,7 @@ QUARANTINED_KEYS: Final = _apply_gauge(
 )
 TABLE_STATE: Final = _apply_gauge(
     "cdc_lake_table_state",
-    "1 for the state of a silver table at the latest cut: live, quarantined, failed, paused, left, or catching-up; "
-    "`held` and `broken` are the former names of `quarantined` and `failed`.",
+    "1 for the state of a silver table at the latest cut: live, quarantined, failed, paused, left, or catching-up.",
     ("table", "state"),
 )
 TABLE_FAILED: Final = _apply_gauge(
@@ -214,11 +213,3 @@ LAST_SUCCESS_TIMESTAMP_SECONDS: Final = Metric(
 
 METRICS: Final = tuple(value for value in globals().values() if isinstance(value, Metric))
 """Every metric, in the order of its documentation page, which is that of the definitions."""
-
-FORMER_NAMES: Final = {
-    QUARANTINED_ROWS_TOTAL: "cdc_lake_held_rows_total",
-    QUARANTINED_KEYS: "cdc_lake_held_keys",
-    TABLE_FAILED: "cdc_lake_table_broken",
-}
-FORMER_VALUES: Final = {TABLE_STATE: {"failed": "broken", "quarantined": "held"}}
-"""Names and values of the last label in 0.3. This version exposes them too; 0.5 will not."""

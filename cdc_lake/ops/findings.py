@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.connectors.base import size
+from cdc_lake.connectors.base import TableFacts
 from cdc_lake.connectors.factory import source_view
 from cdc_lake.connectors.table_sync import TableChanges
 from cdc_lake.errors import CdcLakeError, CopyUnplaced, SourceError, WalBudgetExceeded
+from cdc_lake.model.diagnostic import pluralize, size
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.silver.layout_mapping import RelationMapping, make_shape
 
@@ -48,6 +49,14 @@ def list_names(names: Sequence[TableName]) -> str:
     """The first few names, and the number of the others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(map(str, names[:5])) + more
+
+
+def count_rows(facts: Sequence[TableFacts]) -> str:
+    """The number of rows of tables in words, if the server has counted all of them."""
+    row_counts = [f.rows for f in facts if f.rows is not None]
+    if len(row_counts) < len(facts):
+        return "rows not counted yet by the server"
+    return f"about {pluralize(sum(row_counts), 'row')}"
 
 
 def room(subject: str, used: int, most: int, needed: int, setting: str, code: str) -> CheckLine:
@@ -117,10 +126,7 @@ def table_change_lines(
     elif came:
         stay = [table for table in came if table in changes.left]
         begin = [table for table in came if table not in changes.left]
-        for tables, words in (
-            (stay, "stays as it is"),
-            (begin, "starts with its changes from the next start on"),
-        ):
+        for tables, words in ((stay, "stays as it is"), (begin, "starts with its changes from the next start on")):
             if tables:
                 text = (
                     f"{list_names(tables)} added to a stream that is ordered by LSN: a copy would have no position "

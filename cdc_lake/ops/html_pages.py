@@ -146,9 +146,8 @@ def _of_slot(status: Status) -> Iterator[Headline]:
     slot = status.slot
     if slot.state in {"lost", "missing"}:
         text = f"The slot is {slot.state}"
-        yield Headline(
-            "bad", text, f"{slot.name}: {slot.reason}. Changes since then can only be obtained by a new copy."
-        )
+        detail = f"{slot.name}: {slot.reason}. Changes since then can only be obtained by a new copy."
+        yield Headline("bad", text, detail)
 
 
 def _of_budget(status: Status) -> Iterator[Headline]:
@@ -164,23 +163,20 @@ def _of_tables(status: Status) -> Iterator[Headline]:
         text = f"{html.plural(len(failed), 'table')} cannot continue"
         yield Headline("bad", text, f"{_names(failed)}: {failed[0].reason}.")
     if different := [table for table in status.tables if table.different_at is not None]:
-        yield Headline(
-            "bad", "Silver differs from the source", f"According to the latest comparison: {_names(different)}."
-        )
+        detail = f"According to the latest comparison: {_names(different)}."
+        yield Headline("bad", "Silver differs from the source", detail)
     if status.undecodable:
         transaction = status.undecodable[0]
-        yield Headline(
-            "bad", f"Silver stops before {transaction.position}", f"{transaction.message} ({transaction.code})."
-        )
+        detail = f"{transaction.message} ({transaction.code})."
+        yield Headline("bad", f"Silver stops before {transaction.position}", detail)
     if paused := [table for table in status.tables if table.state == "paused"]:
         yield Headline("attention", f"{html.plural(len(paused), 'table')} paused", f"{_names(paused)}.")
     if quarantined := sum(table.quarantined for table in status.tables):
         names = _names([table for table in status.tables if table.quarantined])
         yield Headline("attention", f"{html.plural(quarantined, 'change')} held by rules", f"In {names}.")
     if (withheld := status.withheld) is not None:
-        yield Headline(
-            "attention", "A cut is not pinned", f"{withheld.position} as {withheld.name}: {withheld.reason}."
-        )
+        detail = f"{withheld.position} as {withheld.name}: {withheld.reason}."
+        yield Headline("attention", "A cut is not pinned", detail)
 
 
 def _of_the_ways(status: Status) -> Iterator[Headline]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -17,8 +18,7 @@ import pyarrow.compute as pc
 
 from cdc_lake.bronze.change_reader import ChangeReader
 from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, RELATION, SNAPSHOT, TRUNCATE
-from cdc_lake.bronze.hash_chain import ChainVerdict, EpochFacts
-from cdc_lake.bronze.hash_chain_verify import verify
+from cdc_lake.bronze.hash_chain import ChainVerdict
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.row_history import RowEvent, history, named_old, values_by_name
 from cdc_lake.config.project import Project
@@ -26,11 +26,9 @@ from cdc_lake.control.cut_session import open_session
 from cdc_lake.control.snapshots import refetch_note, whole_copies
 from cdc_lake.errors import LakeError, NotInBronze, StateError
 from cdc_lake.model.change import Undecoded
-from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import Latest, OrderDomain, Span
 from cdc_lake.model.quarantine import RowsByKey
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.observability.events import ProgressReporter, silent
 from cdc_lake.runtime.quarantine import QuarantinedChange, list_quarantine
 from cdc_lake.silver.transforms import silver_names_of
 from cdc_lake.source.base import domain_of, format_stream_position
@@ -158,16 +156,6 @@ def row_key(reader: BronzeReader, table: TableName, values: Sequence[object]) ->
     return {column: str(value) for column, value in zip(columns, values, strict=True)}
 
 
-def inspect_chain(
-    reader: BronzeReader,
-    span: Span | None = None,
-    load_epoch_facts: Callable[[], Mapping[int, EpochFacts]] = dict,
-    report: ProgressReporter = silent,
-) -> ChainVerdict:
-    """Whether bronze contains everything that landed, once and unmodified."""
-    return verify(reader, span, load_epoch_facts=load_epoch_facts, report=report)
-
-
 def plain(view: TransactionView | RowView | ChainVerdict) -> dict[str, Any]:
     """A view as JSON; times are ISO 8601 with zone."""
     document = dataclasses.asdict(view, dict_factory=_jsonable)
@@ -242,7 +230,7 @@ def asked_span(reader: BronzeReader, after: str | None, upto: str | None, epoch:
     Raises MalformedPosition, NotInBronze.
     """
     span = ChangeReader(reader).span(after, upto, epoch=epoch)
-    if any("/" in text for text in (after, upto) if text) and _domain(reader, span.epoch) is OrderDomain.CSN:
+    if any("/" in text for text in (after, upto) if text) and domain_of(reader.stream(span.epoch)) is OrderDomain.CSN:
         raise NotInBronze(
             f"epoch {span.epoch} is ordered by CSN, but an LSN was given",
             where=reader.place,
@@ -253,16 +241,17 @@ def asked_span(reader: BronzeReader, after: str | None, upto: str | None, epoch:
 
 def inspect_span(reader: BronzeReader, span: Span, limit: int) -> SpanView:
     """The first `limit` transactions of a span, and totals of all. Raises BronzeDamaged."""
-    totals: Counts = {}
+    totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
     listed: list[TransactionLine] = []
     transactions = size = empty = 0
     for batch in ChangeReader(reader).transaction_batches(span):
         for row in batch.to_pylist(maps_as_pydicts="strict"):
             transactions, size, empty = transactions + 1, size + row["bytes"], empty + row["empty_before"]
-            _add(totals, row["counts"])
+            for table, kinds in row["counts"].items():
+                totals[table].update(kinds)
             if len(listed) < limit:
                 listed.append(_line(row))
-    changes = sum(sum(kinds.values()) for kinds in totals.values())
+    changes = sum(kinds.total() for kinds in totals.values())
     counts = {table: dict(sorted(kinds.items())) for table, kinds in sorted(totals.items())}
     return SpanView(
         reader.stream(span.epoch),
@@ -281,17 +270,6 @@ def inspect_span(reader: BronzeReader, span: Span, limit: int) -> SpanView:
 def _line(row: Mapping[str, Any]) -> TransactionLine:
     names = ("position", "csn", "xid", "commit_ts", "user", "origin", "counts", "bytes", "empty_before")
     return TransactionLine(**{name: row[name] for name in names}, undecodable=row["undecodable"] is not None)
-
-
-def _add(totals: Counts, counts: Counts) -> None:
-    for table, kinds in counts.items():
-        sums = totals.setdefault(table, {})
-        for op, number in kinds.items():
-            sums[op] = sums.get(op, 0) + number
-
-
-def _domain(reader: BronzeReader, epoch: int) -> OrderDomain:
-    return domain_of(reader.stream(epoch))
 
 
 Values: TypeAlias = dict[str, str | None]
@@ -320,7 +298,7 @@ class SilverRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RowEverywhere(FormerFields):
+class RowEverywhere:
     """`events` are the changes of the rows that ever had the key and `changes` the row after each; `net`: the row of
     the key at the end of bronze, None if there is none; `silver`: None if no cut has the table yet.
     """

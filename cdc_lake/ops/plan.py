@@ -27,27 +27,17 @@ from cdc_lake.errors import CdcLakeError, DivisionChanged, KindChanged, Transfor
 from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Span
-from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.ops.findings import CheckLine
-from cdc_lake.runtime.apply.schema_changes import (
-    check_columns,
-    check_layout_divisible,
-    check_made,
-    check_names,
-    copied_again,
-    layout_changes,
-    unconvertible,
-    words_read,
-)
+from cdc_lake.runtime.apply import schema_changes
 from cdc_lake.silver.kind import WORKING
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.transforms import silver_names_of, taken_columns
 from cdc_lake.source.base import format_stream_position, takes_table_copies
 from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.schema_evolution import KINDS, SchemaChange, columns_after
-from cdc_lake.tables.silver_reader import silver_exists
-from cdc_lake.tables.silver_table import actual_layout, declared_layout
-from cdc_lake.tables.table_stats import silver_shape
+from cdc_lake.tables.silver_table import declared_layout
 from cdc_lake.tables.types import Loss, SilverColumn, TypedColumn, check_declared, source_type, typed_columns
 
 KEY_ONLY = "old values of other columns, and large values that an update does not change, are not sent"
@@ -136,9 +126,8 @@ def lines(ledger: Sequence[TableLedger]) -> Iterator[CheckLine]:
     counts = {loss: sum(column.loss is loss for column in columns) for loss in Loss}
     losses = ", ".join(f"{count} {loss.value}" for loss, count in counts.items() if count)
     if columns:
-        yield CheckLine(
-            ok=not counts[Loss.REFUSED], subject="types", text=f"{pluralize(len(columns), 'column')}: {losses}"
-        )
+        text = f"{pluralize(len(columns), 'column')}: {losses}"
+        yield CheckLine(ok=not counts[Loss.REFUSED], subject="types", text=text)
 
 
 def _table(project: Project, target: Target, layout: Relation, columns_of: Made) -> TableLedger:
@@ -164,24 +153,19 @@ def _columns(relation: Relation, target: Target) -> Iterator[ColumnLedger]:
     """The source's columns: all together if none is refused, otherwise one by one so that none hides the others."""
     try:
         typed = typed_columns(relation, target.types)
-    except TypeRefused:
-        for column in relation.columns:
-            yield from _ledger_of_column(relation, column, target)
-    else:
-        yield from _ledger_of_columns(typed, target)
-
-
-def _ledger_of_column(relation: Relation, column: Column, target: Target) -> Iterator[ColumnLedger]:
-    try:
-        typed = typed_columns(Relation(relation.table, (column,), relation.identity), target.types)
     except TypeRefused as refused:
-        yield ColumnLedger(column.name, source_type(column), "", "", Loss.REFUSED, refused.message)
+        match relation.columns:
+            case [column]:
+                yield ColumnLedger(column.name, source_type(column), "", "", Loss.REFUSED, refused.message)
+            case columns:
+                for column in columns:
+                    yield from _columns(Relation(relation.table, (column,), relation.identity), target)
     else:
         yield from _ledger_of_columns(typed, target)
 
 
 def _ledger_of_columns(columns: Sequence[TypedColumn], target: Target) -> Iterator[ColumnLedger]:
-    names, read = taken_columns(columns, target.transforms), words_read(target)
+    names, read = taken_columns(columns, target.transforms), schema_changes.words_read(target)
     for index, typed_column in enumerate(columns):
         column, kind = typed_column.source, typed_column.type
         if index in names:
@@ -247,10 +231,10 @@ def plan(project: Project, *, adopt: Container[str] = frozenset()) -> Plan:
     with source_view(project) as source:
         at_source = list(source.steps(reader.state))
         names = source.tables()
-        check_names(project, names)
+        schema_changes.check_names(project, names)
         adoptions = check_owned(project, names, source.origin, adopt)
         actions = (*at_source, *_silver(project, source, reader, names, adoptions))
-        types = ledger_of(project, source, lambda target: silver_shape(project, target) or ())
+        types = ledger_of(project, source, lambda target: table_log(project, target).columns() or ())
         return Plan(project.name, actions, types)
 
 
@@ -268,13 +252,13 @@ def _silver(
     for name in names:
         target = project.target(name)
         if (since := paused.get(str(name))) is not None:
-            stays = "it stays at its position" if silver_exists(project, target) else "it is not created"
+            stays = "it stays at its position" if table_log(project, target).exists() else "it is not created"
             text = f"{target.label} is paused since {since.isoformat(timespec='seconds')}: {stays}"
             yield Action(ActionKind.TABLE_PAUSED, target.label, text, changes=False)
             continue
-        if not silver_exists(project, target):
+        if not table_log(project, target).exists():
             if target.partition_by and (layout := source.layout(name)) is not None:
-                check_layout_divisible(project, target, redaction_of(project).relation(layout))
+                schema_changes.check_layout_divisible(project, target, redaction_of(project).relation(layout))
             text = f"create {target.format} table {target.label} from {name}"
             yield Action(ActionKind.CREATE_TABLE, target.label, text)
             continue
@@ -289,7 +273,7 @@ def _silver(
             layout = redaction_of(project).relation(now)
             waits += _foreign(project, reader, target, layout)
             for change in _pending(project, reader, state, target, listed, layout):
-                again = unconvertible(change)
+                again = schema_changes.unconvertible(change)
                 waits.append(_copy_again(target, change, state) if again else _action(target, change))
         yield from waits
         if listed is not None and listed.state == FAILED:
@@ -315,24 +299,25 @@ def _renewal_actions(
 
 def _remade(project: Project, target: Target) -> Iterator[Action]:
     """The differences between a table and the pipeline file."""
-    actual, declared = actual_layout(project, target), declared_layout(target)
+    actual, declared = table_log(project, target).layout(), declared_layout(target)
     if actual is not None and actual.cluster_by != declared.cluster_by:
         text = f"cluster rows of {target.label} by {', '.join(declared.cluster_by) or 'nothing'}"
         yield Action(ActionKind.CLUSTER, target.label, text)
     try:
-        check_made(project, target)
+        schema_changes.check_made(project, target)
     except (TransformChanged, DivisionChanged) as changed:
-        yield Action(ActionKind.REMAKE, target.label, f"{changed.message}: {_rebuild_advice(target)}", destructive=True)
+        advice = f"it waits for `cdc-lake rebuild {target.source}`"
+        yield Action(ActionKind.REMAKE, target.label, f"{changed.message}: {advice}", destructive=True)
 
 
 def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relation) -> Iterator[Action]:
     """The action for a table that fails because its columns are of another kind, or not from the pipeline."""
-    columns = silver_shape(project, target) or ()
+    columns = table_log(project, target).columns() or ()
     have = [column.name for column in columns if not column.name.startswith(WORKING)]  # of an operation in progress
     wanted = [*silver_names_of(now, target).values(), *own_names(target, now, ())]
     try:
         check_kind(have, wanted, target.label, target.source)
-        check_columns(target, have, now, reader.layouts([target.source]).values())
+        schema_changes.check_columns(target, have, now, reader.layouts([target.source]).values())
     except (KindChanged, UnexpectedColumn) as unfit:
         yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: it waits; {unfit.remedy}", destructive=True)
 
@@ -346,15 +331,11 @@ def _waits(target: Target, listed: TableState, steps: Sequence[Action]) -> Itera
 
 
 def _copy_again(target: Target, change: SchemaChange, state: StreamCheckpoint | None) -> Action:
-    remedy = copied_again(target)
+    remedy = schema_changes.copied_again(target)
     if state is not None and not takes_table_copies(state.stream):
         remedy = without_table_copies(remedy)
     text = f"{change.text(target.label)}: {remedy}"
     return Action(ActionKind.COPY_AGAIN, target.label, text, destructive=True)
-
-
-def _rebuild_advice(target: Target) -> str:
-    return f"it waits for `cdc-lake rebuild {target.source}`"
 
 
 def _pending(
@@ -366,7 +347,7 @@ def _pending(
     now: Relation,
 ) -> Iterator[SchemaChange]:
     """The operations that bring silver to the layouts in bronze, and then to the source's."""
-    columns = silver_shape(project, target) or ()
+    columns = table_log(project, target).columns() or ()
     own = own_names(target, now, [column.name for column in columns])
     have = tuple(column for column in columns if column.name not in own)
     follows, ahead = None, []
@@ -378,10 +359,10 @@ def _pending(
         )
         ahead = [layouts[run.layout] for run in summary.runs]
     if follows is None:
-        yield from layout_changes(target, None, now, have)
+        yield from schema_changes.layout_changes(target, None, now, have)
         return
     for layout in (*ahead, now):
-        changes = layout_changes(target, follows, layout, have)
+        changes = schema_changes.layout_changes(target, follows, layout, have)
         yield from changes
         have, follows = columns_after(have, changes), layout
 

@@ -17,38 +17,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.config.rules import (
-    RowRule,
-    TableRule,
-    named_columns,
-    rule_name,
-)
+from cdc_lake.config.rules import RowRule, TableRule, named_columns, rule_name
 from cdc_lake.control.cuts import WrittenCut, parse_cut
 from cdc_lake.control.quarantine import FAILED, open_quarantine, quarantine_log
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.position import OrderDomain, format_position, parse_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.ops.status import Status, TableStatus
+from cdc_lake.quality import report
 from cdc_lake.quality.great_expectations import SuiteResult
-from cdc_lake.quality.report import (
-    DifferingKey,
-    Judged,
-    Lag,
-    QuarantineSummary,
-    ReportData,
-    RuleState,
-    RunState,
-    TableState,
-    Verdict,
-)
 from cdc_lake.quality.rules import reason
 from cdc_lake.runtime.cut_gate import GateFindings, SilverJudge
 from cdc_lake.silver.kinds import kind_by_columns
 from cdc_lake.silver.transforms import NOT_SENT
 from cdc_lake.tables.control_schema import QualityRow, RunRow
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_table import read_marker
-from cdc_lake.tables.table_stats import silver_columns, silver_rows
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import column_names
 
 
 @dataclass
@@ -62,7 +47,7 @@ class Evidence:
     suites: dict[str, SuiteResult] = field(default_factory=dict)
     results: list[QualityRow] = field(default_factory=list)
 
-    def collect(self) -> ReportData:
+    def collect(self) -> report.ReportData:
         """Everything, as the value to render."""
         if not self.status.reachable:
             self.notes.append(
@@ -88,13 +73,13 @@ class Evidence:
             state for target, table in zip(targets, tables, strict=True) for state in judged.states(target, table)
         )
         self.suites, self.results = judge.suites, judge.rows
-        return ReportData(
+        return report.ReportData(
             pipeline=self.project.name,
             generated=self.status.at,
             source=f"{self.project.pipeline.source.type} · {self.status.source}",
             verdict=self._verdict(),
             lags=tuple(
-                Lag(stage, lag.seconds, lag.bytes, lag.transactions)
+                report.Lag(stage, lag.seconds, lag.bytes, lag.transactions)
                 for stage, lag in (
                     ("received", self.status.received),
                     ("landed", self.status.landed),
@@ -120,10 +105,10 @@ class Evidence:
         target: Target,
         cut: WrittenCut | None,
         table_status: TableStatus | None,
-        quarantined: Iterable[QuarantineSummary],
-    ) -> TableState:
+        quarantined: Iterable[report.QuarantineSummary],
+    ) -> report.TableState:
         position = _silver_position(target, cut, table_status)
-        return TableState(
+        return report.TableState(
             name=target.label,
             source=str(target.source),
             format=target.format,
@@ -141,22 +126,26 @@ class Evidence:
 
     def _rows(self, target: Target) -> dict[str, int | None]:
         """Current rows of the source's table and, if silver keeps others too, all stored rows."""
+        log = table_log(self.project, target)
         try:
-            flag = kind_by_columns(silver_columns(self.project, target) or ()).flag
-            rows = silver_rows(self.project, target, None if flag is None else (flag.column.name, flag.value))
-            return {"rows": rows, "stored": None if flag is None else silver_rows(self.project, target)}
+            if not log.exists():
+                return {"rows": None, "stored": None}
+            flag = kind_by_columns(column_names(log)).flag
+            rows = log.count_rows(where=None if flag is None else (flag.column.name, flag.value))
+            return {"rows": rows, "stored": None if flag is None else log.count_rows()}
         except CdcLakeError as problem:
             self.notes.append(f"{target.label} could not be read: {problem.message}")
             return {"rows": None, "stored": None}
 
     def _quarantined_groups(
         self, target: Target, cut: WrittenCut | None, table_status: TableStatus | None
-    ) -> list[QuarantineSummary]:
+    ) -> list[report.QuarantineSummary]:
         """Open holds by the rule that began them: a queued change counts under the rule its key failed."""
         position = _silver_position(target, cut, table_status)
         if cut is None or position is None:
             return []
-        quarantined, generation = quarantine_log(self.control), read_marker(self.project, target, cut.stream).generation
+        quarantined = quarantine_log(self.control)
+        generation = table_log(self.project, target).marker(cut.stream).generation
         rows = open_quarantine(quarantined, str(target.source), cut.epoch, generation, position).rows.to_pylist()
         begun: dict[tuple[str, ...], str] = {}
         changes: dict[str, list[dt.datetime]] = defaultdict(list)
@@ -170,7 +159,9 @@ class Evidence:
             changes[name].append(row["recorded_at"])
         reasons = {rule_name(rule): reason(rule) for rule in target.row_rules}
         return [
-            QuarantineSummary(target.label, name, _because(name, reasons), len(times), len(keys[name]), min(times))
+            report.QuarantineSummary(
+                target.label, name, _because(name, reasons), len(times), len(keys[name]), min(times)
+            )
             for name, times in sorted(changes.items())
         ]
 
@@ -181,9 +172,9 @@ class Evidence:
         runs = sorted(last.values(), key=lambda run: run.started_at)
         return [run for run in runs if {"rules", "changes", "upto"} & _facts(run).keys()][-RUNS:]
 
-    def _run(self, run: RunRow) -> RunState:
+    def _run(self, run: RunRow) -> report.RunState:
         facts = _facts(run)
-        return RunState(
+        return report.RunState(
             started=run.started_at,
             seconds=(run.ended_at - run.started_at).total_seconds() if run.ended_at else None,
             transactions=int(facts.get("transactions") or 0),
@@ -199,7 +190,7 @@ class Evidence:
         streams = self.control.streams()
         return format_position(value, OrderDomain(streams[-1].domain) if streams else OrderDomain.LSN)
 
-    def _verdict(self) -> Verdict | None:
+    def _verdict(self) -> report.Verdict | None:
         """The last result of `compare`, which is stored beside the reports."""
         file = self.project.reports / "compare.json"
         if not file.exists():
@@ -211,13 +202,13 @@ class Evidence:
             return None
 
 
-def verdict(document: Mapping[str, Any]) -> Verdict:
+def verdict(document: Mapping[str, Any]) -> report.Verdict:
     """The verdict over all tables from a comparison's document (`cdc-lake/compare/1`).
 
     Raises KeyError, TypeError or ValueError for anything else.
     """
     as_of, values = document.get("at"), bool(document.get("values"))  # missing in documents of 0.2
-    return Verdict(
+    return report.Verdict(
         verdict=str(document["verdict"]),
         at=dt.datetime.fromisoformat(as_of) if as_of else None,
         position=str(document["position"]),
@@ -233,11 +224,11 @@ def verdict(document: Mapping[str, Any]) -> Verdict:
     )
 
 
-def _differing(table: str, entry: Mapping[str, Any], values: bool) -> DifferingKey:
+def _differing(table: str, entry: Mapping[str, Any], values: bool) -> report.DifferingKey:
     """A key of a comparison's document, without values unless requested."""
     rows = [entry["source"] or {}, entry["silver"] or {}]
     names = entry["columns"] or sorted({*rows[0], *rows[1]}, key=lambda name: (name not in rows[0], name))
-    return DifferingKey(
+    return report.DifferingKey(
         table=table,
         kind=str(entry["kind"]),
         key=", ".join("NULL" if part is None else str(part) for part in entry["key"]) if values else "",
@@ -290,7 +281,7 @@ class RuleEvidence:
     runs: Sequence[RunRow]
     past: pa.Table
 
-    def states(self, target: Target, table: TableState) -> list[RuleState]:
+    def states(self, target: Target, table: report.TableState) -> list[report.RuleState]:
         """The rules of the file in order, then others with counted failures."""
         history = _history(target.label, self.runs)
         written = {rule_name(rule): self._rule_location(target, index) for index, rule in enumerate(target.rules)}
@@ -314,20 +305,20 @@ class RuleEvidence:
 def _state(
     target: Target,
     rule: RowRule | TableRule,
-    gate: tuple[Judged, ...],
+    gate: tuple[report.Judged, ...],
     silver: GateFindings,
     written: str,
-) -> RuleState:
+) -> report.RuleState:
     result = silver.results.get(rule_name(rule))
     judged = result is not None and not result.broken and not result.elsewhere
-    return RuleState(
+    return report.RuleState(
         table=target.label,
         rule=rule_name(rule),
         kind=rule.rule,
         column=", ".join(named_columns(rule)),
         on_fail=rule.on_fail,
         history=gate,
-        suite=Judged(result.evaluated, result.failed) if result is not None and judged else None,
+        suite=report.Judged(result.evaluated, result.failed) if result is not None and judged else None,
         suite_note=(result.elsewhere if result is not None else "") or silver.note,
         broken=result.broken if result is not None else "",
         written=written,
@@ -337,28 +328,27 @@ def _state(
     )
 
 
-def _with_past(state: RuleState, past: pa.Table) -> RuleState:
+def _with_past(state: report.RuleState, past: pa.Table) -> report.RuleState:
     """The rule with the results of earlier reports, oldest first, then the current one."""
     same = past.filter((pc.field("table") == state.table) & (pc.field("rule") == state.rule))
     same = same.filter(pc.field("error") == "").sort_by("judged_at")
-    earlier = [Judged(row["evaluated"], row["failed"]) for row in same.to_pylist()]
+    earlier = [report.Judged(row["evaluated"], row["failed"]) for row in same.to_pylist()]
     assert state.suite is not None
     return replace(state, past=(*earlier, state.suite)[-RUNS:])
 
 
-def _history(table: str, runs: Sequence[RunRow]) -> dict[str, list[tuple[Judged, str]]]:
+def _history(table: str, runs: Sequence[RunRow]) -> dict[str, list[tuple[report.Judged, str]]]:
     """By rule: how many changes each run evaluated and failed, oldest run first, and the rule's `on_fail` then."""
-    history: dict[str, list[tuple[Judged, str]]] = defaultdict(list)
+    history: dict[str, list[tuple[report.Judged, str]]] = defaultdict(list)
     for run in runs:
-        facts: dict[str, Any] = json.loads(run.facts or "{}")
-        for counted in facts.get("rules", ()):
+        for counted in _facts(run).get("rules", ()):
             if counted["table"] == table:
-                judged = Judged(int(counted["evaluated"]), int(counted["failed"]))
+                judged = report.Judged(int(counted["evaluated"]), int(counted["failed"]))
                 history[counted["rule"]].append((judged, str(counted["on_fail"])))
     return history
 
 
-def _unwritten(target: Target, history: Mapping[str, list[tuple[Judged, str]]]) -> list[RuleState]:
+def _unwritten(target: Target, history: Mapping[str, list[tuple[report.Judged, str]]]) -> list[report.RuleState]:
     """Counted failures of rules that are not in the file."""
     states = []
     for name, judged in sorted(history.items()):
@@ -366,5 +356,5 @@ def _unwritten(target: Target, history: Mapping[str, list[tuple[Judged, str]]]) 
             kind, column = ("type", name.removeprefix("type_")) if name.startswith("type_") else ("former rule", "")
             kind = "not sent" if name == NOT_SENT else kind
             history_counts = tuple(counts for counts, _ in judged)
-            states.append(RuleState(target.label, name, kind, column or kind, judged[-1][1], history_counts))
+            states.append(report.RuleState(target.label, name, kind, column or kind, judged[-1][1], history_counts))
     return states

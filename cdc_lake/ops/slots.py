@@ -11,13 +11,14 @@ import threading
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.connectors.base import SlotAdvanced, SlotDetails, SlotDropped, SlotFound, SlotList, SlotMade, size
+from cdc_lake.connectors.base import SlotAdvanced, SlotDetails, SlotDropped, SlotFound, SlotList, SlotMade
 from cdc_lake.connectors.factory import slot_care
 from cdc_lake.control.streams import is_complete
-from cdc_lake.errors import NoStream, SlotActive, SlotMissing
+from cdc_lake.errors import NoStream, SlotMissing
+from cdc_lake.model.diagnostic import size
 from cdc_lake.observability.events import ProgressReporter, silent
 from cdc_lake.runtime.receive.stream_setup import open_stream
-from cdc_lake.runtime.restart import WAITED
+from cdc_lake.runtime.restart import drop
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import control_tables
 
@@ -84,21 +85,11 @@ def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, w
     slot = care.find(name)
     if slot is None:
         raise _not_there(project, name)
-    lost = (
-        _describe_loss(project, slot)
-        if own
-        else f"its reader loses the changes after {slot.confirmed or 'its position'}"
-    )
+    lost = f"its reader loses the changes after {slot.confirmed or 'its position'}"
+    if own:
+        lost = _describe_loss(project, slot)
     if yes:
-        try:
-            care.drop(name, wait)
-        except SlotActive as active:
-            which = "" if own else f"{name} "
-            hint = (
-                f"stop the process that reads the slot, or wait until it ends: cdc-lake slot drop {which}--yes "
-                f"--wait {WAITED}"
-            )
-            raise SlotActive(active.message, where=active.where, hint=hint) from active
+        drop(care, name, wait, "cdc-lake slot drop" if own else f"cdc-lake slot drop {name}")
     return SlotDropped(project.name, name, own, yes, lost, slot.retained)
 
 
@@ -109,11 +100,11 @@ def _not_there(project: Project, name: str) -> SlotMissing:
 
 def _describe_loss(project: Project, slot: SlotFound) -> str:
     """What the pipeline loses with its slot."""
-    state = bronze_reader(project).state()
+    reader = bronze_reader(project)
+    state = reader.state()
     if state is None:
-        place = bronze_reader(project).place
         away = "if its lake is not mounted, or was moved, the stream is lost with the slot"
-        return f"unknown: there is no bronze at {place}; {away}"
+        return f"unknown: there is no bronze at {reader.place}; {away}"
     position_text = format_stream_position(state.stream, state.upto)
     backlog = "" if slot.end is None else f", {size(max(0, slot.end - state.confirm))} of WAL by now"
     return f"all changes after {position_text}{backlog}: the pipeline needs `cdc-lake restart` and new copies"

@@ -17,10 +17,10 @@ from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.factory import source_view
 from cdc_lake.connectors.wal_budget import WalNote
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.control.cuts import FAILED, PAUSED, RESYNCING, TableState, table_states
 from cdc_lake.control.quarantine import open_quarantine, quarantine_log
 from cdc_lake.control.snapshots import courses
-from cdc_lake.control.status_files import ReceiverNote
 from cdc_lake.control.streams import is_complete
 from cdc_lake.control.streams import waiting as waiting_undecoded
 from cdc_lake.control.table_pauses import stopped_tables
@@ -44,7 +44,8 @@ from cdc_lake.runtime.receive.lag import (
 )
 from cdc_lake.tables.control_schema import CutRow
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_table import Marker, read_marker
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import Marker
 
 __all__ = ["Lag", "QuarantinedRows", "SlotStatus", "Status", "TableStatus", "status"]
 
@@ -52,7 +53,7 @@ __all__ = ["Lag", "QuarantinedRows", "SlotStatus", "Status", "TableStatus", "sta
 def status(project: Project, *, checked_at: datetime | None = None) -> Status:
     """Collect the status. An unreachable source is part of the result, not an error. Raises LakeError."""
     now = checked_at or datetime.now(UTC)
-    waits = ReceiverNote(project.lake, project.name).read()
+    waits = ReceiverNote(project).read()
     try:
         lake = _ask_lake(project)
     except LakeError as error:
@@ -71,7 +72,7 @@ def status(project: Project, *, checked_at: datetime | None = None) -> Status:
         target, refused = project.target(name), nameless.get(name)
         marker = Marker(None, None)
         if lake.state is not None and refused is None:  # otherwise the table may be another one's
-            marker = read_marker(project, target, lake.state.stream)
+            marker = table_log(project, target).marker(lake.state.stream)
         tables.append(_table(lake, target, marker, quarantine, compared, refused))
         quarantined_rows += _quarantined_rows(lake, target, marker, quarantine)
     return Status(
@@ -93,7 +94,7 @@ def status(project: Project, *, checked_at: datetime | None = None) -> Status:
         undecodable=lake.undecodable,
         receiver_waits=waits,
         withheld=still_withheld(project, control),
-        wal_budget=WalNote(project.lake, project.name).read(),
+        wal_budget=WalNote(project).read(),
         prepared=prepared_transactions(project, lake.state),
     )
 
@@ -164,12 +165,8 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
     if source.error is not None:
         return SlotStatus(project.slot, "unknown", "the source cannot be reached")
     if slot is None:
-        reason = (
-            "it is created by the first run"
-            if lake.state is None
-            else "bronze was fed from it, but it no longer exists"
-        )
-        return SlotStatus(project.slot, "missing", reason)
+        gone = "bronze was fed from it, but it no longer exists"
+        return SlotStatus(project.slot, "missing", "it is created by the first run" if lake.state is None else gone)
     if slot.lost is not None:
         state, reason = "lost", slot.lost
     elif slot.read_by is not None:
@@ -232,20 +229,14 @@ def _state(  # noqa: PLR0911  # one return a state
     if in_cut_state == PAUSED:
         return "catching-up", "it was paused, and continues with the next run"
     if in_cut is not None and in_cut_state == FAILED:
-        code, why, _ = in_cut.error or (
-            "",
-            "it could not continue at its last span; the next run reports why",
-            "",
-        )
+        code, why, _ = in_cut.error or ("", "it could not continue at its last span; the next run reports why", "")
         return "failed", f"{why} [{code}]" if code else why
     unapplied = [c for c in lake.waiting if str(name) in c.counts and (position is None or c.position > position)]
     if position is None:
         return "catching-up", "received, not applied yet"
     if quarantined:
-        return (
-            "quarantined",
-            f"{pluralize(quarantined, 'change')} {'waits' if quarantined == 1 else 'wait'} in quarantine",
-        )
+        verb = "waits" if quarantined == 1 else "wait"
+        return "quarantined", f"{pluralize(quarantined, 'change')} {verb} in quarantine"
     if unapplied:
         stopped = f", stopped before {lake.undecodable[0].position}" if lake.undecodable else ""
         return "catching-up", f"{pluralize(len(unapplied), 'transaction')} to apply{stopped}"
@@ -266,10 +257,8 @@ def _copied_again(lake: LakeSide, name: str, in_cut: TableState | None) -> tuple
         return "left", f"not captured after {position_text}: {why}; the receiver copies it when it is there again"
     copied, newest = None if in_cut is None else in_cut.copied, course.stretches[-1]
     if newest.later and (copied is None or copied < newest.begins):
-        return (
-            "catching-up",
-            f"copied at {_position_text(newest.begins, lake.domain)}, but silver has not taken the copy over yet",
-        )
+        position_text = _position_text(newest.begins, lake.domain)
+        return "catching-up", f"copied at {position_text}, but silver has not taken the copy over yet"
     return None
 
 

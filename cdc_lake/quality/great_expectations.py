@@ -135,9 +135,8 @@ def engine() -> Any:
 def quiet() -> Iterator[None]:
     """Suppress the engine's own deprecation warnings, and pandas' warning about groups in a pattern."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", PendingDeprecationWarning)
-        warnings.simplefilter("ignore", FutureWarning)
+        for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)
         warnings.filterwarnings("ignore", message="This pattern is interpreted as a regular expression, and has match")
         yield
 
@@ -164,11 +163,6 @@ def type_name(data_type: pa.DataType) -> str:
     if pt.is_timestamp(data_type):
         return "timestamp" if data_type.tz else "timestamp_ntz"
     return _NAMES.get(data_type, str(data_type))
-
-
-def spark_types(frame: DataFrame) -> dict[str, str]:
-    """Column names and Spark's names of their types."""
-    return {field.name: field.dataType.simpleString() for field in frame.schema.fields}
 
 
 def pandas_frame(table: pa.Table, columns: AbstractSet[str]) -> Any:
@@ -327,7 +321,7 @@ def run_suite(
     for each rule.
     """
     places, arrow = written or {}, isinstance(frame, pa.Table)
-    types = {f.name: type_name(f.type) for f in frame.schema} if isinstance(frame, pa.Table) else spark_types(frame)
+    types = {f.name: type_name(f.type) for f in frame.schema} if isinstance(frame, pa.Table) else dict(frame.dtypes)
     built: dict[int, Any] = {}
     worked_out: dict[str, Column] = {}
     unjudged: dict[int, dict[str, str]] = {}

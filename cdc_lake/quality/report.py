@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from cdc_lake.config.rules import Thresholds
-from cdc_lake.model.diagnostic import with_former_fields
 from cdc_lake.observability import html
 from cdc_lake.observability.html import Headline, State, environment
 from cdc_lake.quality.table_rules import Level, level, worst
@@ -229,16 +228,18 @@ def render_html(data: ReportData) -> str:
 def render_json(data: ReportData) -> str:
     """The report as JSON: the dataclasses as objects, times in ISO 8601 with zone."""
     summary = headline(data)
-    rules = [{**asdict(rule), **_rule_outcome(rule)} for rule in data.rules]
+    rules = [
+        {
+            **asdict(rule),
+            "state": rule.state,
+            "level": rule.level,
+            "thresholds": None if rule.thresholds is None else rule.thresholds.model_dump(),
+        }
+        for rule in data.rules
+    ]
     counts = {"quarantined_changes": data.quarantined_changes, "rules": rules}
-    document = with_former_fields({"schema": SCHEMA, "headline": asdict(summary), **asdict(data), **counts})
+    document = {"schema": SCHEMA, "headline": asdict(summary), **asdict(data), **counts}
     return json.dumps(document, indent=2, ensure_ascii=False, default=_iso, allow_nan=False) + "\n"
-
-
-def _rule_outcome(rule: RuleState) -> dict[str, object]:
-    """Values derived from a rule's fields, and fields that are not dataclasses."""
-    thresholds = None if rule.thresholds is None else rule.thresholds.model_dump()
-    return {"state": rule.state, "level": rule.level, "thresholds": thresholds}
 
 
 def _iso(value: object) -> str:

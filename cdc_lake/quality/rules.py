@@ -21,21 +21,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperati
 from functools import reduce
 from typing import TYPE_CHECKING, Literal, TypeAlias, assert_never
 
-from cdc_lake.config.rules import (
-    Between,
-    ColumnRule,
-    Expression,
-    InSet,
-    Length,
-    NotNull,
-    NotPortable,
-    Regex,
-    RowRule,
-    TypeCastable,
-    check_pattern,
-    java,
-    rule_name,
-)
+from cdc_lake.config import rules
 from cdc_lake.errors import RuleColumnMissing, RuleDoesNotFit
 from cdc_lake.tables.types import quote_identifier
 
@@ -218,29 +204,29 @@ def _timestamp(value: float | str, what: str, *, zoned: bool) -> dt.datetime:
     return parsed.replace(tzinfo=dt.UTC) if parsed.tzinfo is None else parsed.astimezone(dt.UTC)
 
 
-def reason(rule: RowRule) -> str:  # noqa: PLR0911  # one return a kind of rule
+def reason(rule: rules.RowRule) -> str:  # noqa: PLR0911  # one return a kind of rule
     """Why a value fails the rule, as a sentence without the value."""
     match rule:
-        case NotNull():
+        case rules.NotNull():
             return f"{rule.column} is NULL"
-        case Between(min=low, max=high):
+        case rules.Between(min=low, max=high):
             return f"{rule.column} is {_outside_text(low, high)}"
-        case InSet(values=values):
+        case rules.InSet(values=values):
             return f"{rule.column} is not one of {', '.join(map(str, values))}"
-        case Regex(pattern=pattern):
+        case rules.Regex(pattern=pattern):
             return f"{rule.column} does not match {pattern}"
-        case Length(min=low, max=high):
+        case rules.Length(min=low, max=high):
             return f"the length of {rule.column} is {_outside_text(low, high)}"
-        case TypeCastable(type=wanted):
+        case rules.TypeCastable(type=wanted):
             return f"{rule.column} is not a valid {wanted}"
-        case Expression(expression=sql):
+        case rules.Expression(expression=sql):
             return f"not true: {sql}"
         case _:
             assert_never(rule)
 
 
 def fails(  # noqa: PLR0911  # one return a kind of rule
-    rule: ColumnRule, data_type: DataType | str, column: Column | None = None
+    rule: rules.ColumnRule, data_type: DataType | str, column: Column | None = None
 ) -> Column:
     """True if a value violates the rule; otherwise false, never NULL.
 
@@ -253,23 +239,23 @@ def fails(  # noqa: PLR0911  # one return a kind of rule
     check_rule(rule, type_name)
     value = F.col(quote_identifier(rule.column)) if column is None else column
     match rule:
-        case NotNull():
+        case rules.NotNull():
             return value.isNull()
-        case Between(min=low, max=high):
+        case rules.Between(min=low, max=high):
             limits = bounds(low, high, type_name)
             if limits.nothing:
                 return value.isNotNull()
             below = None if limits.low is None else value < _literal(limits.low, type_name)
             above = None if limits.high is None else value > _literal(limits.high, type_name)
             return _any(below, above)
-        case InSet(values=values):
+        case rules.InSet(values=values):
             allowed = [_literal(member(v, type_name), type_name) for v in values]
             return F.coalesce(~value.isin(*allowed), F.lit(False))
-        case Regex(pattern=pattern):
-            return F.coalesce(~value.rlike(java(pattern)), F.lit(False))
-        case TypeCastable(type=wanted):
+        case rules.Regex(pattern=pattern):
+            return F.coalesce(~value.rlike(rules.java(pattern)), F.lit(False))
+        case rules.TypeCastable(type=wanted):
             return value.isNotNull() & value.try_cast(wanted).isNull()
-        case Length(min=shortest, max=longest):
+        case rules.Length(min=shortest, max=longest):
             size = F.char_length(value)
             return _any(
                 None if shortest is None else size < F.lit(shortest), None if longest is None else size > F.lit(longest)
@@ -289,12 +275,12 @@ def holds_not(sql: str, condition: Column | None = None) -> Column:
     return F.coalesce(broken if condition is None else F.when(condition, broken), F.lit(False))
 
 
-def check_rule(rule: ColumnRule, data_type: str | None) -> None:
+def check_rule(rule: rules.ColumnRule, data_type: str | None) -> None:
     """Refuse a rule that does not apply to its column. `data_type` is Spark's name of the type, None: no such column.
 
     Raises `RuleColumnMissing` or `RuleDoesNotFit`, with the location of the rule.
     """
-    where = f"rule {rule_name(rule)}"
+    where = f"rule {rules.rule_name(rule)}"
     if data_type is None:
         raise RuleColumnMissing(f"there is no column `{rule.column}`", where=where)
     try:
@@ -305,31 +291,31 @@ def check_rule(rule: ColumnRule, data_type: str | None) -> None:
         ) from problem
 
 
-def _fit(rule: ColumnRule, data_type: str) -> None:
+def _fit(rule: rules.ColumnRule, data_type: str) -> None:
     """Raise `Unfit` if the rule does not apply to a column of that type."""
     kind = family(data_type)
     match rule:
-        case NotNull():
+        case rules.NotNull():
             return
-        case Between(min=low, max=high):
+        case rules.Between(min=low, max=high):
             if not kind.is_ordered:
                 raise Unfit("only numbers, dates and timestamps have bounds")
             _some_range(low, high)
             limits = bounds(low, high, data_type)
             if limits.low is not None and limits.high is not None and limits.low > limits.high:  # type: ignore[operator]  # of one type
                 raise Unfit("no value is between min and max")
-        case InSet(values=values):
+        case rules.InSet(values=values):
             for value in values:
                 member(value, data_type)
-        case Regex(pattern=pattern):
+        case rules.Regex(pattern=pattern):
             _text(kind)
             try:
-                check_pattern(pattern)
-            except NotPortable as problem:
+                rules.check_pattern(pattern)
+            except rules.NotPortable as problem:
                 raise Unfit(str(problem)) from problem
-        case TypeCastable():
+        case rules.TypeCastable():
             _text(kind)
-        case Length(min=low, max=high):
+        case rules.Length(min=low, max=high):
             _text(kind)
             _some_range(low, high)
             if low is not None and high is not None and low > high:

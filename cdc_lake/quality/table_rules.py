@@ -164,13 +164,11 @@ def read_by(rule: TableRule) -> tuple[str, ...]:
     match rule:
         case Unique(columns=columns) | ForeignKey(columns=columns):
             return tuple(columns)
-        case RowCount():
-            return ()
         case Freshness(column=column):
             return (column,)
         case Monotonic(column=column, by=by):
             return (column, by)
-        case Expectation():
+        case RowCount() | Expectation():
             return ()
         case _:
             assert_never(rule)

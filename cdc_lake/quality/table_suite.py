@@ -26,17 +26,8 @@ from cdc_lake.config.rules import (
     rule_name,
 )
 from cdc_lake.errors import QualityEngineMissing, QualityError, RuleDoesNotFit
-from cdc_lake.quality.great_expectations import (
-    RuleResult,
-    SuiteResult,
-    engine,
-    evaluation_error,
-    exact_series,
-    pandas_frame,
-    quiet,
-    validate,
-)
-from cdc_lake.quality.table_rules import Referenced, Tally, in_order, instants, tally
+from cdc_lake.quality import great_expectations
+from cdc_lake.quality.table_rules import BuiltIn, Referenced, Tally, in_order, instants, tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +41,7 @@ class TableView:
 
 def judge_table(
     view: TableView, rules: Sequence[TableRule], name: str, *, with_engine: bool = True, examples: int = 0
-) -> SuiteResult:
+) -> great_expectations.SuiteResult:
     """Evaluate every rule on a table; one that does not fit is reported as broken, the others are still evaluated.
 
     `with_engine`: whether Great Expectations also evaluates what an aggregate does; `examples`: number of failing rows
@@ -64,16 +55,16 @@ def judge_table(
             result, raw = _rule_result(rule, Tally(0, 0), broken=problem.message), {}
         results.append(result)
         raws += [raw] if raw else []
-    return SuiteResult(name, tuple(results), _combine_results(raws))
+    return great_expectations.SuiteResult(name, tuple(results), _combine_results(raws))
 
 
 def _judge(
     view: TableView, rule: TableRule, name: str, *, with_engine: bool, examples: int
-) -> tuple[RuleResult, dict[str, Any]]:
+) -> tuple[great_expectations.RuleResult, dict[str, Any]]:
     if isinstance(rule, Expectation):
         raw = run_expectation(view.rows, rule, name)
         (result,) = raw["results"]
-        return _rule_result(rule, _tally_of_result(result), broken=evaluation_error(result)), raw
+        return _rule_result(rule, _tally_of_result(result), broken=great_expectations.evaluation_error(result)), raw
     referenced = view.referenced(rule) if isinstance(rule, ForeignKey) else None
     outcome = tally(rule, view.rows, view.current_time, referenced, examples)
     if not with_engine:
@@ -85,20 +76,18 @@ def _judge(
     return _rule_result(rule, outcome), raw
 
 
-def evaluate_with_engine(
-    view: TableView, rule: Unique | ForeignKey | RowCount | Freshness | Monotonic, name: str
-) -> dict[str, Any]:
+def evaluate_with_engine(view: TableView, rule: BuiltIn, name: str) -> dict[str, Any]:
     """The rule evaluated by Great Expectations: its JSON, empty without such an expectation or without data.
 
     Raises QualityEngineMissing.
     """
     import pandas as pd  # noqa: PLC0415 - only where a suite runs
 
-    with quiet():
-        gxe, meta = engine().expectations, {"meta": {"rule": rule_name(rule)}}
+    with great_expectations.quiet():
+        gxe, meta = great_expectations.engine().expectations, {"meta": {"rule": rule_name(rule)}}
         match rule:
             case Unique(columns=columns):
-                data = pd.DataFrame({c: exact_series(view.rows.column(c)) for c in columns})
+                data = pd.DataFrame({c: great_expectations.exact_series(view.rows.column(c)) for c in columns})
                 expectation = _unique(gxe, columns, meta)
             case ForeignKey():
                 return {}
@@ -113,11 +102,13 @@ def evaluate_with_engine(
                 oldest = view.current_time - dt.timedelta(milliseconds=age)
                 expectation = gxe.ExpectColumnMaxToBeBetween(column=column, min_value=oldest, **meta)
             case Monotonic(column=column, by=by, strict=strict):
-                data = pd.DataFrame({column: exact_series(pa.chunked_array([in_order(view.rows, column, by)]))})
+                data = pd.DataFrame(
+                    {column: great_expectations.exact_series(pa.chunked_array([in_order(view.rows, column, by)]))}
+                )
                 expectation = gxe.ExpectColumnValuesToBeIncreasing(column=column, strictly=strict, **meta)
             case _:
                 assert_never(rule)
-        return validate(data, [expectation], name, arrow=True)
+        return great_expectations.validate(data, [expectation], name, arrow=True)
 
 
 def _unique(gxe: Any, columns: Sequence[str], meta: Mapping[str, Any]) -> Any:
@@ -132,8 +123,10 @@ def run_expectation(rows: pa.Table, rule: Expectation, name: str) -> dict[str, A
     Raises RuleDoesNotFit, QualityEngineMissing.
     """
     expectation = build_expectation(rule)
-    with quiet():
-        return validate(pandas_frame(rows, set(rows.column_names)), [expectation], name, arrow=True)
+    with great_expectations.quiet():
+        return great_expectations.validate(
+            great_expectations.pandas_frame(rows, set(rows.column_names)), [expectation], name, arrow=True
+        )
 
 
 def build_expectation(rule: Expectation) -> Any:
@@ -142,8 +135,8 @@ def build_expectation(rule: Expectation) -> Any:
     Raises RuleDoesNotFit if the name or the arguments are unknown; QualityEngineMissing.
     """
     where = f"rule {rule_name(rule)}"
-    with quiet():
-        registry = importlib.import_module(f"{engine().__name__}.expectations.registry")
+    with great_expectations.quiet():
+        registry = importlib.import_module(f"{great_expectations.engine().__name__}.expectations.registry")
         if rule.expectation not in registry.list_registered_expectation_implementations():
             raise RuleDoesNotFit(f"this Great Expectations has no `{rule.expectation}`", where=where)
         try:
@@ -170,10 +163,10 @@ def _tally_of_result(result: Mapping[str, Any]) -> Tally:
     return Tally(1, 0 if result["success"] else 1, observed)
 
 
-def _rule_result(rule: TableRule, outcome: Tally, *, broken: str = "") -> RuleResult:
+def _rule_result(rule: TableRule, outcome: Tally, *, broken: str = "") -> great_expectations.RuleResult:
     if broken:
         outcome = Tally(0, 0)
-    return RuleResult(
+    return great_expectations.RuleResult(
         rule=rule_name(rule),
         kind=rule.rule,
         column=", ".join(named_columns(rule)),

@@ -39,8 +39,8 @@ from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.canonical_values import from_silver, readable
 from cdc_lake.tables.control_schema import QualityRow, WithheldRow
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.table_stats import silver_columns, silver_rows
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import column_names
 
 
 def key_columns(project: Project, target: Target, state: TableState | None) -> tuple[str, ...]:
@@ -100,8 +100,9 @@ class SilverJudge:
 
     def judge(self, target: Target, number: int | None, written: Mapping[str, str]) -> GateFindings:
         """Evaluate the rules of a table that has `number` rows. `written`: the location of each rule."""
-        note = self._left_out(target, number)
-        if note or not target.rules:
+        if not target.rules:
+            return GateFindings({})
+        if note := self._left_out(target, number):
             return GateFindings({}, note)
         by = self._key_columns(target)
         rows = self._rows_judged(target, written, by)
@@ -117,8 +118,6 @@ class SilverJudge:
 
     def _left_out(self, target: Target, number: int | None) -> str:
         """Why silver is not evaluated; empty if it is."""
-        if not target.rules:
-            return ""
         if number is None:
             return NO_TABLE
         most = self.project.pipeline.quality.max_rows
@@ -144,14 +143,14 @@ class SilverJudge:
         if not target.row_rules:
             return GateFindings({})
         try:
-            present = set(silver_columns(self.project, target) or ())
+            present = set(column_names(table_log(self.project, target)))
             # Rules use the source's column names: silver may have another name or omit the column.
             rules = [rule for rule in target.row_rules if _can_judge(target, rule)]
             columns = {rule.column for rule in rules if not isinstance(rule, Expression)}
             named = {column: target.transforms.silver_name(column, column) for column in columns}
             wanted = sorted(column for column in columns if named[column] in present)
             read = [named[column] for column in wanted] or sorted(present)[:1]
-            rows = read_silver(self.project, target, self._version(target), list(dict.fromkeys([*read, *by])))
+            rows = table_log(self.project, target).read(self._version(target), list(dict.fromkeys([*read, *by])))
             judged = rows.select(read).rename_columns(wanted or read)
             result = run_suite(judged, rules, target.label, written=written, examples=self.examples if by else 0)
         except CdcLakeError as problem:
@@ -186,10 +185,10 @@ class SilverJudge:
 
     def _holding(self, target: Target, columns: set[str] | None) -> pa.Table:
         """The rows valid at the cut, in those of these silver columns that exist; None: in all."""
-        present = silver_columns(self.project, target) or ()
+        present = column_names(table_log(self.project, target))
         flag = kind_by_columns(present).flag
         wanted = [name for name in present if columns is None or name in columns or (flag and name == flag.column.name)]
-        rows = read_silver(self.project, target, self._version(target), wanted or list(present[:1]))
+        rows = table_log(self.project, target).read(self._version(target), wanted or list(present[:1]))
         return rows if flag is None else rows.filter(pc.field(flag.column.name) == flag.value)
 
     def _state(self, target: Target) -> TableState | None:
@@ -331,9 +330,9 @@ def _targets(project: Project, cut: WrittenCut) -> Iterator[Target]:
 
 
 def _objections(judge: SilverJudge, target: Target) -> Iterator[Objection]:
-    noted = len(judge.notes)
+    noted, log = len(judge.notes), table_log(judge.project, target)
     try:
-        findings = judge.judge(target, silver_rows(judge.project, target), {})
+        findings = judge.judge(target, log.count_rows() if log.exists() else None, {})
     except CdcLakeError as problem:
         findings = GateFindings({}, f"{target.label} could not be read: {problem.message}")
     below = judge.project.pipeline.quality.pin_below

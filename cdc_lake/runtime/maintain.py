@@ -24,6 +24,7 @@ from cdc_lake.bronze.contract import CONTRACT_VERSION, StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader, bronze_table, decoded_transactions
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import Cut, kept_versions, last_cut
 from cdc_lake.control.ownership import Ownership
 from cdc_lake.errors import CdcLakeError, LakeError, NoStream
@@ -32,17 +33,11 @@ from cdc_lake.model.position import END, Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, silent
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.control_schema import (
-    CONTROL_VERSION,
-    ControlName,
-    bring,
-    check_version,
-    needed_upgrades,
-    version_of,
-)
-from cdc_lake.tables.control_tables import control_tables, lease
+from cdc_lake.tables import control_schema
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.maintenance import Keep, MaintenanceStep, silver_upkeep
-from cdc_lake.tables.silver_reader import silver_exists
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.orphan_files import OrphanFiles
 from cdc_lake.tables.spark_session import derive, start
 
 if TYPE_CHECKING:
@@ -57,11 +52,6 @@ class TableUpkeep:
     format: str
     steps: tuple[MaintenanceStep, ...]
     kept: int
-
-
-def spark_is_here() -> bool:
-    """Whether Spark is installed; a machine that only receives has none."""
-    return find_spec("pyspark") is not None
 
 
 def maintain_silver(
@@ -81,14 +71,14 @@ def maintain_silver(
     control = control_tables(project)
     cut = last_cut(control, state.stream)
     targets = [project.target(TableName.parse(relation)) for relation in sorted(cut.tables)] if cut else []
-    targets = [target for target in targets if silver_exists(project, target)]
+    targets = [target for target in targets if table_log(project, target).exists()]
     if not targets:
         return ()
     versions = kept_versions(control, now)
     since = now - timedelta(milliseconds=project.pipeline.silver.maintenance.keep_versions)
     if spark is None:
         report(ProgressEvent("maintain", "starting Spark"))
-        spark = start(project, log=project.lake / "logs" / "maintain.log")
+    spark = start(project, spark, log=project.lake / "logs" / "maintain.log")
     results: list[TableUpkeep] = []
     failed: list[CdcLakeError] = []
     ownership = Ownership(project)
@@ -100,11 +90,8 @@ def maintain_silver(
         steps: list[MaintenanceStep] = []
         try:
             for step in _steps(derive(spark), project, target, keep, now, dry_run=dry_run):
-                report(
-                    ProgressEvent(
-                        "maintain", f"{target.label}: {step.text}", facts={"table": target.label, **step.facts}
-                    )
-                )
+                facts = {"table": target.label, **step.facts}
+                report(ProgressEvent("maintain", f"{target.label}: {step.text}", facts=facts))
                 steps.append(step)
         except CdcLakeError as failure:
             failed.append(failure)
@@ -188,7 +175,8 @@ def maintain(
     result = Maintenance(project.name, table.place, not dry_run, len(table.files().paths), ())
     if only != "silver":
         result = _bronze(project, table, reader, state, now, dry_run=dry_run, force=force, report=report)
-    if only == "silver" or (only is None and spark_is_here()):
+    # A machine that only receives has no Spark.
+    if only == "silver" or (only is None and find_spec("pyspark") is not None):
         kept_up = maintain_silver(project, state, dry_run=dry_run, now=now, report=report, spark=spark)
         result = replace(result, silver=kept_up)
     return result
@@ -206,7 +194,10 @@ def _bronze(
     report: ProgressReporter,
 ) -> Maintenance:
     floor = _floor(project, reader, state, force=force)
-    trim = _trim(project, table, floor, now)
+    trim, retention = None, project.pipeline.bronze.retention
+    if retention is not None:
+        landed_before = now - timedelta(milliseconds=retention.min_age)
+        trim = compaction.trimmable(table.files(), (floor.epoch, floor.position), landed_before)
     lost = floor.lost if trim is not None and force else ()
     steps: list[Step] = []
     work = _plan_steps(project, table, state, trim, now) if dry_run else _run_steps(project, table, state, trim, now)
@@ -214,9 +205,8 @@ def _bronze(
         report(ProgressEvent("maintain", step.text, facts={"part": step.kind, **step.facts}))
         steps.append(step)
     table.refresh()
-    reason = floor.why if project.pipeline.bronze.retention is not None else ""
     files = len(table.files().paths)
-    return Maintenance(project.name, table.place, not dry_run, files, tuple(steps), reason, lost)
+    return Maintenance(project.name, table.place, not dry_run, files, tuple(steps), floor.why, lost)
 
 
 def _plan_steps(
@@ -226,9 +216,8 @@ def _plan_steps(
         yield _retention(trim, state, "would leave")
     if groups := plan(table.files(), _TOGETHER, ignore_tiers=True):
         yield _compaction(groups, "would become")
-    leftovers = table.leftovers(now.timestamp(), project.pipeline.bronze.maintenance.keep_replaced / 1000)
-    if leftovers is not None and (leftovers.entries or leftovers.files):
-        yield _removal(len(leftovers.entries), len(leftovers.files), leftovers.size, "would be removed")
+    keep = project.pipeline.bronze.maintenance.keep_replaced / 1000
+    yield from _removal(table.leftovers(now.timestamp(), keep), "would be removed")
 
 
 def _run_steps(
@@ -241,9 +230,7 @@ def _run_steps(
     if groups := compaction.compact(table, _TOGETHER, ignore_tiers=True):
         yield _compaction(groups, "became")
     keep = project.pipeline.bronze.maintenance.keep_replaced / 1000
-    removed = compaction.tidy(table, keep, now.timestamp())
-    if removed is not None and (removed.entries or removed.files):
-        yield _removal(len(removed.entries), len(removed.files), removed.size, "removed")
+    yield from _removal(compaction.tidy(table, keep, now.timestamp()), "removed")
 
 
 def _forgotten(project: Project, table: MaintainedTable) -> Iterator[Step]:
@@ -294,14 +281,6 @@ def _losses(reader: BronzeReader, state: StreamCheckpoint, cut: Cut | None) -> I
             yield f"changes of {relation} from {since} on that {table.table} ({table.state}) does not contain"
 
 
-def _trim(project: Project, table: MaintainedTable, floor: _Floor, now: datetime) -> Trim | None:
-    retention = project.pipeline.bronze.retention
-    if retention is None:
-        return None
-    landed_before = now - timedelta(milliseconds=retention.min_age)
-    return compaction.trimmable(table.files(), (floor.epoch, floor.position), landed_before)
-
-
 def _retention(trim: Trim, state: StreamCheckpoint, verb: str) -> Step:
     position = format_stream_position(state.stream, trim.position) if trim.epoch == state.epoch else str(trim.position)
     text = (
@@ -318,10 +297,12 @@ def _compaction(groups: list[Group], verb: str) -> Step:
     return Step("compaction", f"{pluralize(files, 'file')} {verb} {len(groups):,}", facts)
 
 
-def _removal(entries: int, files: int, size: int, verb: str) -> Step:
-    facts: dict[str, object] = {"log_entries": entries, "files": files, "bytes": size}
-    log = f"{entries:,} log {'entry' if entries == 1 else 'entries'}"
-    return Step("removal", f"{log} and {pluralize(files, 'file')} that are no longer needed {verb}", facts)
+def _removal(orphans: OrphanFiles | None, verb: str) -> Iterator[Step]:
+    if orphans is not None and (orphans.entries or orphans.files):
+        entries, files = len(orphans.entries), len(orphans.files)
+        facts: dict[str, object] = {"log_entries": entries, "files": files, "bytes": orphans.size}
+        log = f"{entries:,} log {'entry' if entries == 1 else 'entries'}"
+        yield Step("removal", f"{log} and {pluralize(files, 'file')} that are no longer needed {verb}", facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,10 +338,10 @@ def upgrade(project: Project, *, yes: bool = False) -> Upgrade:
     upgrade_plan = _plan_upgrade(project)
     if yes and upgrade_plan.pending:
         control = control_tables(project)
-        with lease(project.lease):
-            for name in get_args(ControlName):
+        with apply_lease(project):
+            for name in get_args(control_schema.ControlName):
                 if any(table.table == _label(name) for table in upgrade_plan.pending):
-                    bring(control.place(name), name)
+                    control_schema.bring(control.place(name), name)
     return Upgrade(upgrade_plan.pipeline, yes, upgrade_plan.tables)
 
 
@@ -369,14 +350,18 @@ def _plan_upgrade(project: Project) -> Upgrade:
     if bronze_table(project).refresh():  # refuses a newer contract
         tables.append(UpgradedTable("bronze", CONTRACT_VERSION, CONTRACT_VERSION, ()))
     control = control_tables(project)
-    for name in get_args(ControlName):
+    for name in get_args(control_schema.ControlName):
         place = control.place(name)
         table = place.open()
         if table is None:
             continue
-        version = version_of(table)
-        check_version(version, name, place.name)
-        tables.append(UpgradedTable(_label(name), version, CONTROL_VERSION, needed_upgrades(table, name)))
+        version = control_schema.version_of(table)
+        control_schema.check_version(version, name, place.name)
+        tables.append(
+            UpgradedTable(
+                _label(name), version, control_schema.CONTROL_VERSION, control_schema.needed_upgrades(table, name)
+            )
+        )
     return Upgrade(project.name, done=False, tables=tuple(tables))
 
 

@@ -10,7 +10,7 @@ a crash leaves nothing half done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.rules import rule_name
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import Cut, last_cut
 from cdc_lake.control.quarantine import FAILED, QuarantineLog, open_quarantine, quarantine_log
 from cdc_lake.control.streams import UndecodedTransaction, source_table, waiting
@@ -36,8 +37,8 @@ from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.row_tracing import Key, unit_of
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import utc_now
-from cdc_lake.tables.control_tables import control_tables, lease
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.open_silver_table import table_log
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def quarantine_of(
 ) -> HeldOf:
     """The currently quarantined changes of one table."""
     relation = str(target.source)
-    marker = read_marker(project, target, state.stream)
+    marker = table_log(project, target).marker(state.stream)
     listed = None if cut is None else cut.tables.get(relation)
     listed_position = -1 if listed is None else listed.position
     watermark = max(listed_position, -1 if marker.position is None else marker.position)
@@ -269,7 +270,7 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
     single key.
     """
     name = source_table(table)
-    with lease(project.lease) if yes else nullcontext():
+    with apply_lease(project) if yes else nullcontext():
         reader, control = bronze_reader(project), control_tables(project)
         state = reader.state()
         if state is None:
@@ -288,9 +289,8 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
                 ordinals = log.decisions.filter(of_table & (pc.field("position") == position))["ordinal"].to_pylist()
                 first = max(ordinals, default=FIRST_ORDINAL - 1) + 1
                 rows = [row for row in fresh_rows if row["relation"] == relation]
-                recorded += (
-                    _decision_rows(reader, state, table_holds, verb, reason, position, first, rows) if rows else []
-                )
+                if rows:
+                    recorded += _decision_rows(reader, state, table_holds, verb, reason, position, first, rows)
             control.append("decisions", recorded)
     return QuarantineDecision(
         verb=verb,
@@ -396,7 +396,7 @@ def _decision_rows(
     rows: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Rows of the control table `decisions`, which take effect in their order."""
-    facts = _facts(reader, state, holds, [place_of(row) for row in rows])
+    facts = _facts(reader, state, holds, {place_of(row) for row in rows})
     return [
         {
             "stream": state.stream,
@@ -417,16 +417,13 @@ def _decision_rows(
 
 
 def _facts(
-    reader: BronzeReader, state: StreamCheckpoint, holds: HeldOf, places: Sequence[Place]
+    reader: BronzeReader, state: StreamCheckpoint, holds: HeldOf, places: Collection[Place]
 ) -> dict[Place, dict[str, Any]]:
     """The facts in bronze about changes besides their tuples, if it still has them."""
-    positions = sorted({position for position, _ in places})
+    positions, relation = sorted({position for position, _ in places}), str(holds.target.source)
     files = reader.applied_files()
-    paths = files.select(
-        epoch=state.epoch, after=positions[0] - 1, upto=positions[-1], relations=[str(holds.target.source)]
-    )
-    wanted = (pc.field("epoch") == state.epoch) & (pc.field("relation") == str(holds.target.source))
+    paths = files.select(epoch=state.epoch, after=positions[0] - 1, upto=positions[-1], relations=[relation])
+    wanted = (pc.field("epoch") == state.epoch) & (pc.field("relation") == relation)
     table = files.read(paths, ["position", "ordinal", *_FACTS], wanted & pc.field("position").isin(positions))
-    wanted_places = set(places)
     rows = table.filter(pc.is_valid(table["ordinal"])).to_pylist()
-    return {place_of(row): {name: row[name] for name in _FACTS} for row in rows if place_of(row) in wanted_places}
+    return {place_of(row): {name: row[name] for name in _FACTS} for row in rows if place_of(row) in places}

@@ -14,6 +14,7 @@ from typing import Final
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
+from cdc_lake.connectors.base import SlotAdmin
 from cdc_lake.connectors.factory import slot_care, source_view
 from cdc_lake.control.cuts import FAILED, TableState, last_cut
 from cdc_lake.control.ownership import check_own_bronze
@@ -23,7 +24,7 @@ from cdc_lake.model.position import Span
 from cdc_lake.runtime.apply.table_integrity import find_violation, is_tolerated
 from cdc_lake.source.base import StreamIdentity, format_stream_position
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 
 WAITED: Final = 60
 """Seconds that a hint tells users to wait for a slot's reader: the server's default timeout of a lost connection."""
@@ -101,7 +102,7 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
         unapplied = len(reader.commits(Span(state.epoch, cut.position, state.upto)))
     if yes:
         if slot is not None:  # first: if the process dies afterwards, the next one reports the missing slot
-            _drop(project, wait)
+            drop(slot_care(project), project.slot, wait, "cdc-lake restart")
         start_over(state, control)
     return Restarted(
         pipeline=project.name,
@@ -135,16 +136,17 @@ def _find_damage(project: Project, target: Target, stream: str, listed: TableSta
     if listed.error is not None and listed.state == FAILED:
         code, message, remedy = listed.error
     else:
-        error = find_violation(project, target, stream, listed, read_marker(project, target, stream))
+        error = find_violation(project, target, stream, listed, table_log(project, target).marker(stream))
         if error is None or is_tolerated(project, error):
             return None
         code, message, remedy = error.code, error.message, error.for_table(str(target.source)).remedy
     return (message, remedy) if code in _DAMAGE else None
 
 
-def _drop(project: Project, wait: float) -> None:
+def drop(slots: SlotAdmin, name: str, wait: float, command: str) -> None:
+    """Drop a slot. Raises SlotActive, with the hint to let `command` wait for the slot's reader."""
     try:
-        slot_care(project).drop(project.slot, wait)
+        slots.drop(name, wait)
     except SlotActive as active:
-        hint = f"stop the process that reads the slot, or wait until it ends: cdc-lake restart --yes --wait {WAITED}"
+        hint = f"stop the process that reads the slot, or wait until it ends: {command} --yes --wait {WAITED}"
         raise SlotActive(active.message, where=active.where, hint=hint) from active

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
@@ -68,9 +67,7 @@ class ReceiverProcess:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
         self.over.set()
         self._thread.join()
         if self._failure is not None and error is None:
@@ -143,22 +140,16 @@ class _Listener(threading.Thread):
     def run(self) -> None:
         """Read to the end of the stream."""
         with self._stream:
-            self._listen()
-
-    def _listen(self) -> None:
-        for line in self._stream:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # a line truncated by the end of the process
-            if event.get("schema") == "cdc-lake/error/1":
-                self.failure = error_of(event)
-            elif "text" in event:
-                facts = event.get("facts") or {}
-                progress = ProgressEvent(
-                    event["stage"], event["text"], event["done"], event["total"], event["unit"], facts=facts
-                )
-                self._report(progress)
+            for line in self._stream:
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue  # a line truncated by the end of the process
+                if event.get("schema") == "cdc-lake/error/1":
+                    self.failure = error_of(event)
+                elif "text" in event:
+                    fields = {name: event[name] for name in ("stage", "text", "done", "total", "unit")}
+                    self._report(ProgressEvent(**fields, facts=event.get("facts") or {}))
 
 
 def error_of(document: dict[str, Any]) -> CdcLakeError:
@@ -234,9 +225,8 @@ def run(
             project, once=once, only=only, stop=stop, report=report, allowed=allowed, spark=spark
         )
     except CdcLakeError as error:
-        report(
-            ProgressEvent("run", f"`{verb}` failed: {error.message}", facts={"outcome": "failed", "code": error.code})
-        )
+        failed = {"outcome": "failed", "code": error.code}
+        report(ProgressEvent("run", f"`{verb}` failed: {error.message}", facts=failed))
         if project.control_address is not None or project.control.exists():
             _record(project, row, "failed", {"error": error.code})
         raise
@@ -378,8 +368,7 @@ def _wait_for_stream(project: Project, over: threading.Event) -> bool:
     """Wait until the initial copy is in bronze: before that there is nothing to apply."""
     reader, control = bronze_reader(project), control_tables(project)
     while not over.is_set():
-        state = reader.state()
-        if is_complete(state, control):
+        if is_complete(reader.state(), control):
             return True
         over.wait(_LOOK_EVERY)
     return False

@@ -143,16 +143,25 @@ def _reopen_versions(rows: pa.Table, as_of: Position) -> pa.Table:
 def frame_as_of(rows: DataFrame, as_of: Position, *, versions: bool) -> DataFrame:
     """The same for a DataFrame."""
     names = rows.columns
+    if not versions or not _HISTORY.issubset(names):
+        columns, condition = sql_as_of(names, as_of)
+        return rows.where(condition).select([quote_identifier(name) for name in columns])
+    ended = F.coalesce(_is_reached(F.col, VALID_TO[0].name, VALID_TO[1].name, as_of), F.lit(False))
+    own = {column.name: F.when(ended, F.col(column.name)) for column in VALID_TO}
+    began = rows.where(_is_reached(F.col, VALID_FROM[0].name, VALID_FROM[1].name, as_of))
+    return began.withColumns({**own, IS_CURRENT.name: ~ended})
+
+
+def sql_as_of(names: Sequence[str], as_of: Position) -> tuple[list[str], str]:
+    """The columns, and the condition in SQL, of the rows of a table with these columns that are valid at a position."""
+
+    def is_reached(epoch: str, position: str) -> str:
+        return f"({epoch} < {as_of.epoch} OR ({epoch} = {as_of.epoch} AND {position} <= {as_of.value}))"
+
     if _HISTORY.issubset(names):
-        began = rows.where(_is_reached(F.col, VALID_FROM[0].name, VALID_FROM[1].name, as_of))
-        ended = F.coalesce(_is_reached(F.col, VALID_TO[0].name, VALID_TO[1].name, as_of), F.lit(False))
-        if not versions:
-            return began.where(~ended).select([quote_identifier(name) for name in names if name not in _HISTORY])
-        own = {column.name: F.when(ended, F.col(column.name)) for column in VALID_TO}
-        return began.withColumns({**own, IS_CURRENT.name: ~ended})
-    if _APPEND.issubset(names):
-        return rows.where(_is_reached(F.col, "_epoch", "_position", as_of))
-    return rows
+        began, ended = (is_reached(columns[0].name, columns[1].name) for columns in (VALID_FROM, VALID_TO))
+        return [name for name in names if name not in _HISTORY], f"{began} AND NOT coalesce({ended}, false)"
+    return list(names), is_reached("_epoch", "_position") if _APPEND.issubset(names) else "true"
 
 
 def _is_reached(column: Any, epoch: str, position: str, as_of: Position) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from cdc_lake.config.silver_tables import UNDECLARED, TypePolicy
@@ -130,17 +130,13 @@ class RelationMapping:
 
     def value(self, column_index: int, text: str) -> str:
         """The silver value of a text of column `column_index` in a row of bronze, by the type in the row's layout."""
-        return self._by_type(
-            column_index,
-            lambda kind, values: self._conversion_sql(kind, values, column_index, text),
-            self.typed_sql(column_index, text),
-        )
+        conversion = partial(self._conversion_sql, column_index, text)
+        return self._by_type(column_index, conversion, self.typed_sql(column_index, text))
 
     def fits(self, column_index: int, text: str) -> str:
         """A boolean, never NULL: the text of column `column_index` in a row of bronze converts to a silver value."""
-        fitting = self._by_type(
-            column_index, lambda of, _: fits_sql(text, of), fits_sql(text, self.typed_columns[column_index].type)
-        )
+        newest = fits_sql(text, self.typed_columns[column_index].type)
+        fitting = self._by_type(column_index, lambda of, _: fits_sql(text, of), newest)
         if column_index not in self.unkept:
             return fitting
         is_kept = f"coalesce({text} NOT IN ({', '.join(map(literal, self.unkept[column_index]))}), true)"
@@ -170,7 +166,7 @@ class RelationMapping:
         """The common text for all texts of one value of column `column_index`, for a text in a row of bronze."""
 
         def from_other(kind: ColumnType, values: TypeRewrite | None) -> str:
-            value, sql = self._conversion_sql(kind, values, column_index, text), self.columns[column_index].type
+            value, sql = self._conversion_sql(column_index, text, kind, values), self.columns[column_index].type
             if sql in {"float", "double"} or sql.startswith("array"):
                 return text  # Spark prints these differently
             if sql == "boolean":
@@ -189,7 +185,7 @@ class RelationMapping:
         """The same for a recorded key of any version."""
         return tuple(key_text(text, self.typed_columns[index].type) for index, text in zip(self.keys, key, strict=True))
 
-    def _conversion_sql(self, kind: ColumnType, values: TypeRewrite | None, column_index: int, text: str) -> str:
+    def _conversion_sql(self, column_index: int, text: str, kind: ColumnType, values: TypeRewrite | None) -> str:
         """The silver value of a text whose type in its layout differs from the newest one."""
         column = self.columns[column_index]
         # Except for few types, the server prints a value like its conversion to text.

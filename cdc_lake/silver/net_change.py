@@ -54,9 +54,8 @@ def collapse_rows(folded: DataFrame, shape: RelationMapping, unsent: frozenset[i
     """
     # A row without a number was folded by its key, which is the key it leaves.
     left = F.coalesce(ORIGIN, F.when(F.col(ROW).isNull(), F.col(FROM)))
-    gone = folded.withColumn("_cdc_left", left).where(
-        F.col("_cdc_left").isNotNull() & ((F.col(OP) == "D") | (F.col("_cdc_left") != F.col(TO)))
-    )
+    leaves = F.col("_cdc_left").isNotNull() & ((F.col(OP) == "D") | (F.col("_cdc_left") != F.col(TO)))
+    gone = folded.withColumn("_cdc_left", left).where(leaves)
     values = {c.name: F.lit(None).cast(c.type) for c in shape.columns}
     for index, column_index in enumerate(shape.keys):
         values[shape.columns[column_index].name] = F.expr(shape.typed_sql(column_index, f"_cdc_left[{index}]"))

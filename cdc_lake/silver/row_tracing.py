@@ -33,8 +33,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Final, TypeAlias
 
 from cdc_lake.model.quarantine import CEILING, Place
@@ -236,14 +237,15 @@ def trace(
     for transaction in _transactions(events):
         forced: dict[int, str | None] = {}
         while True:
-            before = rows.save_state(transaction)
+            undo = rows.save_state(transaction)
             traced_events, closed, after = _transaction(transaction, rows, holds, forced)
             if (clash := rows.clash(transaction)) is None:
                 break
-            rows.restore(before)
-            forced[clash.arrival] = None if clash.key in after else TAKEN
+            undo()
+            arrival, key = clash
+            forced[arrival] = None if key in after else TAKEN
         if transaction[0].unit in whole_units:
-            rows.restore(before)
+            undo()
             traced_events, closed, after = _as_a_whole(transaction, traced_events, rows, holds)
         holds = after
         traced += traced_events
@@ -387,14 +389,6 @@ def trace_content(
 
 
 @dataclass(frozen=True, slots=True)
-class _Clash:
-    """Two rows at one key: the key, and the ordinal of the change that brought the younger one."""
-
-    arrival: int
-    key: Key
-
-
-@dataclass(frozen=True, slots=True)
 class _Row:
     """A row at a key: its number, its key in silver, the change that brought it here (0: none), and the digest of its
     values with the position of the transaction to which they belong, None if unknown.
@@ -409,14 +403,6 @@ class _Row:
 
 
 _ANY: Final = _Row(0, None, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    rows_by_key: dict[Key, deque[_Row]]
-    touched: dict[Key, deque[_Row] | None]
-    existing: frozenset[Key]
-    last: int
 
 
 class _Rows:
@@ -470,29 +456,32 @@ class _Rows:
         self._rows_by_key = {}
         self._existing = frozenset()
 
-    def save_state(self, events: list[Event]) -> _Saved:
-        """The state that a transaction may change."""
+    def save_state(self, events: list[Event]) -> Callable[[], None]:
+        """Save the state that a transaction may change; returns a function that undoes the transaction, once."""
         keys = _touched_keys(events)
         touched = {key: deque(self._rows_by_key[key]) if key in self._rows_by_key else None for key in keys}
-        return _Saved(self._rows_by_key, touched, self._existing, self._last)
+        saved = self._rows_by_key, self._existing, self._last
 
-    def restore(self, saved: _Saved) -> None:
-        """Undo a transaction."""
-        self._rows_by_key, self._existing, self._last = saved.rows_by_key, saved.existing, saved.last
-        for key, rows in saved.touched.items():
-            if rows is None:
-                self._rows_by_key.pop(key, None)
-            else:
-                self._rows_by_key[key] = rows
+        def undo() -> None:
+            self._rows_by_key, self._existing, self._last = saved
+            for key, rows in touched.items():
+                if rows is None:
+                    self._rows_by_key.pop(key, None)
+                else:
+                    self._rows_by_key[key] = rows
 
-    def clash(self, events: list[Event]) -> _Clash | None:
-        """The last change that brought a second row to a key, None if every key has at most one."""
-        clashes = [
-            _Clash(rows[-1].arrival, key)
+        return undo
+
+    def clash(self, events: list[Event]) -> tuple[int, Key] | None:
+        """The ordinal of the last change that brought a second row to a key, and the key; None if every key has at
+        most one row.
+        """
+        several = (
+            (rows[-1].arrival, key)
             for key in _touched_keys(events)
             if len(rows := self._rows_by_key.get(key, deque())) > 1
-        ]
-        return max(clashes, key=lambda clash: clash.arrival, default=None)
+        )
+        return max(several, key=itemgetter(0), default=None)
 
     def _rows(self, key: Key) -> deque[_Row]:
         if key not in self._rows_by_key:
@@ -513,7 +502,7 @@ def _place(here: deque[_Row], event: Event) -> int:
 
 
 def _touched_keys(events: list[Event]) -> set[Key]:
-    return {key for event in events for key in (event.old, event.new) if key is not None}
+    return {key for event in events for key in event.keys}
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,11 +517,7 @@ class TableEvents:
 
 def quarantined_as_whole(tables: Mapping[str, TableEvents], seeds: frozenset[Unit]) -> frozenset[Unit]:
     """What is held as a whole in these tables; `seeds`: units of which some change is held by itself."""
-    decided = {
-        name: frozenset(event.decides for event in table.events if event.decides is not None)
-        for name, table in tables.items()
-    }
-    holds = {name: QuarantinedKeys(table.waiting, decided[name]) for name, table in tables.items()}
+    holds = {name: QuarantinedKeys(table.waiting, _decided_changes(table.events)) for name, table in tables.items()}
     every = [(_order(event), name, event) for name, table in tables.items() for event in table.events]
     every.sort(key=lambda item: item[:2])  # stable, so events of one table keep their order
     units = set(seeds)

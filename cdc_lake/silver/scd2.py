@@ -36,6 +36,7 @@ from cdc_lake.silver.kind import (
 )
 from cdc_lake.silver.layout_mapping import RelationMapping, comparable
 from cdc_lake.silver.net_change import MISSING_BASE, ORIGIN, ROW, any_of, base_rows, last_and_known
+from cdc_lake.tables.spark_session import materialize
 from cdc_lake.tables.types import SilverColumn, quote_identifier
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _complete_states(
         bases = base_rows(states.select("_cdc_base").distinct(), target, shape, unsent)
         # Cached, not planned again: Spark 4.1 does not find an Iceberg table read by a MERGE's view behind a window
         # ("No plan for TableReference", tested).
-        bases = bases.localCheckpoint()
+        bases = materialize(bases)
         states = states.join(F.broadcast(bases), "_cdc_base", "left")
     values = {}
     for index in sorted(unsent):
@@ -195,7 +196,7 @@ def _holding(
     values = F.struct(*(F.col(quote_identifier(c.name)).cast(c.type).alias(f"v{n}") for n, c in enumerate(tracked)))
     # Cached, not planned again: Spark 4.1 does not find an Iceberg table read by a MERGE's view behind a window
     # ("No plan for TableReference", tested).
-    return target.join(F.broadcast(wanted), same).select(*names, values.alias("_cdc_holds")).localCheckpoint()
+    return materialize(target.join(F.broadcast(wanted), same).select(*names, values.alias("_cdc_holds")))
 
 
 def _equal(left: Column, right: Column, n: int, shape: RelationMapping) -> Column:

@@ -34,6 +34,7 @@ from cdc_lake.silver.kind import (
 from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.silver.net_change import MISSING_BASE, all_of
 from cdc_lake.silver.scd2 import BY, HERE, SEGMENT, key_events, key_names
+from cdc_lake.tables.spark_session import materialize
 from cdc_lake.tables.types import SilverColumn, quote_identifier
 
 if TYPE_CHECKING:
@@ -234,4 +235,4 @@ def _existing_copies(target: DataFrame, counted: DataFrame, shape: RelationMappi
     have = F.when(F.col("_cdc_rows") == F.col("_cdc_last"), F.col("_cdc_last")).otherwise(odd)
     # Cached, not planned again: Spark 4.1 does not find an Iceberg table read by a MERGE's view behind an aggregate
     # ("No plan for TableReference", tested with a window).
-    return copies.select(*names, have.alias("_cdc_have")).localCheckpoint()
+    return materialize(copies.select(*names, have.alias("_cdc_have")))

@@ -209,10 +209,8 @@ class Projection:
         """Rows of the silver table with the source's columns under their names there."""
         if not isinstance(self.silver, SilverMapping):
             return target
-        pairs = zip(self.silver.silver_columns, self.silver.of, strict=True)
-        return target.select(
-            *(F.col(quote_identifier(c.name)).alias(self.source.columns[p].name) for c, p in pairs if p is not None)
-        )
+        pairs = [(c, p) for c, p in zip(self.silver.silver_columns, self.silver.of, strict=True) if p is not None]
+        return target.select(*(F.col(quote_identifier(c.name)).alias(self.source.columns[p].name) for c, p in pairs))
 
 
 def taken_columns(columns: Sequence[TypedColumn], transforms: Transforms) -> dict[int, str]:
@@ -341,9 +339,8 @@ def _rewrite_changes(after: DataFrame, projection: Projection) -> DataFrame:
         keys[name] = F.when(leaves, old_key).otherwise(F.col(quote_identifier(name)))
     former_key, landed_key = F.when(F.col(_WAS), F.col(FROM)), F.when(~leaves, F.col(TO))
     remaining = was.where(F.col(MATCHES) | F.col(_WAS))
-    return remaining.withColumns({OP: operation, _MOVED: moves(was), FROM: former_key, TO: landed_key, **keys}).drop(
-        _WAS
-    )
+    columns = {OP: operation, _MOVED: moves(was), FROM: former_key, TO: landed_key, **keys}
+    return remaining.withColumns(columns).drop(_WAS)
 
 
 def moves(changes: DataFrame) -> Column:
@@ -457,9 +454,8 @@ def project_columns(
             unknown.add(index)
             columns.append(F.col(known_column(place)).alias(known_column(index)))
     first = len(projection.kept_columns)
-    for index, (expression, column) in enumerate(
-        zip(projection.computed, silver.columns[first:], strict=True), start=first
-    ):
+    computed = zip(projection.computed, silver.columns[first:], strict=True)
+    for index, (expression, column) in enumerate(computed, start=first):
         lacking = [F.col(known_column(place)) for place in sorted(projection.read_by(expression) & unsent)]
         told_ = ~any_of([~flag for flag in lacking])
         columns.append(F.when(stays & told_, F.expr(expression.sql)).cast(column.type).alias(column.name))

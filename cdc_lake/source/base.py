@@ -22,18 +22,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
 
+from cdc_lake import errors
 from cdc_lake.decode.transaction import ReceivedTransaction
-from cdc_lake.errors import (
-    MalformedPosition,
-    NoTableMatches,
-    OtherSource,
-    SlotActive,
-    SlotForeign,
-    SlotInvalidated,
-    SlotOfOtherDatabase,
-    SlotOfOtherPlugin,
-    WalGone,
-)
 from cdc_lake.errors.base import ANEW
 from cdc_lake.model.position import Csn, Lsn, OrderDomain, format_position
 from cdc_lake.model.relation import TableName
@@ -106,9 +96,9 @@ class StreamIdentity:
             database, _, slot = rest.rpartition(":")
             if system and database and slot:
                 return cls(system, database, slot, Lsn.parse(start), csn, kind, snapshot_csn)
-        except (MalformedPosition, ValueError) as malformed:
-            raise OtherSource(_unknown(text)) from malformed
-        raise OtherSource(_unknown(text))
+        except (errors.MalformedPosition, ValueError) as malformed:
+            raise errors.OtherSource(_unknown(text)) from malformed
+        raise errors.OtherSource(_unknown(text))
 
 
 def takes_table_copies(stream: str) -> bool:
@@ -258,9 +248,9 @@ def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[
         elif matches:
             chosen |= matches
         else:
-            raise NoTableMatches(f"`{pattern}` of `source.tables` matches no table in the database")
+            raise errors.NoTableMatches(f"`{pattern}` of `source.tables` matches no table in the database")
     if not chosen:
-        raise NoTableMatches("`source.tables` matches no table")
+        raise errors.NoTableMatches("`source.tables` matches no table")
     return sorted(chosen)
 
 
@@ -288,7 +278,7 @@ def _compile_pattern(pattern: str) -> Callable[[TableName], bool]:
     try:
         parts = TableName.parse(pattern)
     except ValueError as wrong:
-        raise NoTableMatches(f"`{pattern}` of `source.tables` is not a pattern: {wrong}") from wrong
+        raise errors.NoTableMatches(f"`{pattern}` of `source.tables` is not a pattern: {wrong}") from wrong
     wild = {"*": ".*", "?": "."}
     schema, name = (
         re.compile("".join(wild.get(char) or re.escape(char) for char in part), re.DOTALL)
@@ -335,20 +325,22 @@ def check_fits(name: str, kind: str, of_slot: tuple[str | None, str | None], wan
     plugin, database = of_slot
     wanted_plugin, wanted_database = wanted
     if kind != "logical":
-        raise SlotForeign(f"slot `{name}` is {kind}; expected a logical one")
+        raise errors.SlotForeign(f"slot `{name}` is {kind}; expected a logical one")
     if plugin != wanted_plugin:
-        raise SlotOfOtherPlugin(f"slot `{name}` uses plugin {plugin}; the pipeline reads {wanted_plugin}")
+        raise errors.SlotOfOtherPlugin(f"slot `{name}` uses plugin {plugin}; the pipeline reads {wanted_plugin}")
     if database != wanted_database:
-        raise SlotOfOtherDatabase(f"slot `{name}` belongs to database {database}; the pipeline reads {wanted_database}")
+        raise errors.SlotOfOtherDatabase(
+            f"slot `{name}` belongs to database {database}; the pipeline reads {wanted_database}"
+        )
 
 
-def useless(name: str, reason: str, held: str) -> SlotInvalidated:
+def useless(name: str, reason: str, held: str) -> errors.SlotInvalidated:
     """The error for an invalidated slot, by the reason; `held`: the position of bronze."""
     words = f"slot `{name}` can no longer be used: {reason}; bronze contains changes up to {held}"
     if reason in {"wal_removed", "lost"}:
-        return WalGone(words)
+        return errors.WalGone(words)
     first = _REMEDIES.get(reason)
-    return SlotInvalidated(words, hint=None if first is None else f"{first}; then {ANEW}")
+    return errors.SlotInvalidated(words, hint=None if first is None else f"{first}; then {ANEW}")
 
 
 _LOOK: Final = 0.2  # seconds between two attempts
@@ -360,7 +352,7 @@ def dropped_when_free(drop: Callable[[], None], patience: float) -> None:
     while True:
         try:
             return drop()
-        except SlotActive:
+        except errors.SlotActive:
             if time.monotonic() + _LOOK > until:
                 raise
         time.sleep(_LOOK)

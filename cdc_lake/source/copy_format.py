@@ -30,15 +30,15 @@ def text_of(data: bytes, relation: Relation, codec: Codec) -> str:
         raise
 
 
-def in_columns(values: Tuple, relation: Relation, codec: Codec) -> Tuple:
-    """A row decoded for its columns, by a codec with the policy `hex`. Raises TextNotInEncoding."""
+def in_columns(values: Tuple, relation: Relation, names: Sequence[str], codec: Codec) -> Tuple:
+    """Values decoded for their columns, by a codec with the policy `hex`. Raises TextNotInEncoding."""
 
     def error(offset: int) -> TextNotInEncoding:
         raised = TextNotInEncoding(codec.encoding, offset=offset)
         raised.where = f"a row of {relation.table}"
         return raised
 
-    return apply_text_policy(relation.table, relation.names, values, codec.in_hex, codec.encode, error)
+    return apply_text_policy(relation.table, names, values, codec.in_hex, codec.encode, error)
 
 
 def odd_column(values: pa.ChunkedArray, relation: Relation, name: str, codec: Codec) -> pa.ChunkedArray:
@@ -48,18 +48,9 @@ def odd_column(values: pa.ChunkedArray, relation: Relation, name: str, codec: Co
         return values
     chunks = []
     for chunk in data.chunks:
-        texts = [None if value is None else text_of(value, relation, codec) for value in chunk.to_pylist()]
-        odd = [None if text is None else _in_column(text, relation, name, codec) for text in texts]
-        chunks.append(pa.array(odd, pa.large_string()))
+        texts = tuple(None if value is None else text_of(value, relation, codec) for value in chunk.to_pylist())
+        chunks.append(pa.array(in_columns(texts, relation, [name] * len(texts), codec), pa.large_string()))
     return pa.chunked_array(chunks, pa.large_string())
-
-
-def _in_column(text: str, relation: Relation, name: str, codec: Codec) -> str:
-    if not text.startswith(PREFIX):
-        return text
-    place = relation.names.index(name)
-    row: Tuple = tuple(text if index == place else None for index in range(len(relation.names)))
-    return str(in_columns(row, relation, codec)[place])
 
 
 def _plain(values: pa.ChunkedArray) -> bool:
@@ -230,7 +221,7 @@ def _values(data: bytes, relation: Relation, codec: Codec) -> Sequence[Value]:
     fields = data.split(b"\t") if relation.columns else []
     raw = [None if field == b"\\N" else _unescape(field.decode("latin-1")).encode("latin-1") for field in fields]
     values = tuple(None if field is None else text_of(field, relation, codec) for field in raw)
-    return in_columns(values, relation, codec)
+    return in_columns(values, relation, relation.names, codec)
 
 
 def parse_line(line: str, width: int) -> list[str | None]:

@@ -12,15 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from cdc_lake.errors import (
-    MalformedPosition,
-    NoPrimary,
-    Retry,
-    SeveralPrimaries,
-    SourceError,
-    StandbyNeeded,
-    StreamProtocol,
-)
+from cdc_lake import errors
 from cdc_lake.model.position import Lsn
 
 
@@ -44,7 +36,7 @@ def find_primary(
     SourceError that fits, with the reason of each host; SeveralPrimaries.
     """
     left = iter(hosts)
-    place, session = _first(left, lambda session: not in_recovery(session), NoPrimary("a standby"), "primary")
+    place, session = _first(left, lambda session: not in_recovery(session), errors.NoPrimary("a standby"), "primary")
     if who is None:
         return session
     with ExitStack() as opened:
@@ -53,7 +45,7 @@ def find_primary(
         if not more:
             opened.pop_all()
             return session
-    raise SeveralPrimaries(f"{' and '.join([place, *more])} are all primaries")
+    raise errors.SeveralPrimaries(f"{' and '.join([place, *more])} are all primaries")
 
 
 def _is_another(
@@ -63,19 +55,19 @@ def _is_another(
     try:
         with closing(dial()) as session:
             return not in_recovery(session) and who(session) != primary_id
-    except SourceError:
+    except errors.SourceError:
         return False
 
 
 def find_standby(hosts: Iterable[tuple[str, Callable[[], T]]], in_recovery: Callable[[T], bool]) -> T:
     """A session on the first standby among the hosts; otherwise as `find_primary`."""
-    return _first(hosts, in_recovery, StandbyNeeded("the primary"), "standby")[1]
+    return _first(hosts, in_recovery, errors.StandbyNeeded("the primary"), "standby")[1]
 
 
 def _first(
-    hosts: Iterable[tuple[str, Callable[[], T]]], fits: Callable[[T], bool], other: SourceError, wanted: str
+    hosts: Iterable[tuple[str, Callable[[], T]]], fits: Callable[[T], bool], other: errors.SourceError, wanted: str
 ) -> tuple[str, T]:
-    failed: list[tuple[str, SourceError]] = []
+    failed: list[tuple[str, errors.SourceError]] = []
     for place, dial in hosts:
         session = None
         try:
@@ -83,13 +75,13 @@ def _first(
             if fits(session):
                 return place, session
             failed.append((place, other))
-        except SourceError as refused:
+        except errors.SourceError as refused:
             failed.append((place, refused))
         if session is not None:
             session.close()
-    errors = [error for _, error in failed]  # one is raised for all: a permanent one, if there is one
-    worst = next((error for error in errors if error.retry is Retry.NEVER and error is not other), None)
-    worst = worst or next((error for error in errors if error is other), errors[0])
+    failures = [error for _, error in failed]  # one is raised for all: a permanent one, if there is one
+    worst = next((error for error in failures if error.retry is errors.Retry.NEVER and error is not other), None)
+    worst = worst or next((error for error in failures if error is other), failures[0])
     reasons = "; ".join(f"{place}: {error.message}" for place, error in failed)
     raise type(worst)(f"no {wanted} found among {len(failed)} hosts: {reasons}", hint=worst.remedy)
 
@@ -150,12 +142,12 @@ def parse_history(number: int, content: str) -> Timeline:
             continue
         try:
             branches.append(Branch(int(words[0]), Lsn.parse(words[1])))
-        except (ValueError, IndexError, MalformedPosition) as bad:
-            raise StreamProtocol(f"the history of timeline {number} has an invalid line") from bad
+        except (ValueError, IndexError, errors.MalformedPosition) as bad:
+            raise errors.StreamProtocol(f"the history of timeline {number} has an invalid line") from bad
     return Timeline(number, tuple(branches))
 
 
 def _branch(text: str) -> Branch:
     if (match := _BRANCH.fullmatch(text)) is None:
-        raise MalformedPosition(text)
+        raise errors.MalformedPosition(text)
     return Branch(int(match[1]), Lsn.parse(match[2]))

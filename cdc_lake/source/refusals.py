@@ -6,88 +6,71 @@ distinguished by the server's English messages.
 
 from __future__ import annotations
 
-from cdc_lake.errors import (
-    AuthenticationRefused,
-    DatabaseUnknown,
-    LogUndecodable,
-    NoFreeSlot,
-    PluginMissing,
-    PublicationMissing,
-    QueryRefused,
-    RoleLacksReplication,
-    RowsHidden,
-    ServerBusy,
-    ServerSettings,
-    ServerUnreachable,
-    SlotActive,
-    SlotInvalidated,
-    SlotMissing,
-    SourceError,
-    SourcePermission,
-    TableLocked,
-    TlsRefused,
-    WalGone,
-)
+from cdc_lake import errors
 from cdc_lake.source.sql_text import identifier
 
 # libpq takes the family's code 10 for SASL; PostgreSQL itself always offers a mechanism known to libpq
 _OF_FAMILY = ("none of the server's SASL authentication mechanisms are supported", "HA port in thread_pool")
 
-_CONNECTING: tuple[tuple[str, type[SourceError]], ...] = (
-    ("password authentication failed", AuthenticationRefused),
-    ("no password supplied", AuthenticationRefused),
-    ("authentication failed", AuthenticationRefused),
-    ("_hba.conf entry", AuthenticationRefused),  # of pg_hba.conf, of qhb_hba.conf
-    ("_hba.conf rejects", AuthenticationRefused),
-    ("is not permitted to log in", AuthenticationRefused),
-    ("authentication method", AuthenticationRefused),
-    ("permission denied for database", AuthenticationRefused),
-    ("REPLICATION attribute", RoleLacksReplication),
-    ("must be superuser or replication role", RoleLacksReplication),
-    ("remaining connection slots", ServerBusy),
-    ("too many clients", ServerBusy),
-    ("too many connections", ServerBusy),
-    ("exceeds max_wal_senders", ServerBusy),
-    ('exceeds "max_wal_senders"', ServerBusy),
-    ("is starting up", ServerBusy),
-    ("is shutting down", ServerBusy),
-    ("in recovery mode", ServerBusy),
-    ("not yet accepting connections", ServerBusy),
-    ("unrecognized configuration parameter", ServerSettings),
-    ("unsupported startup parameter", ServerSettings),  # of a pooler
-    *((words, ServerSettings) for words in _OF_FAMILY),
-    ("SSL", TlsRefused),
-    ("certificate", TlsRefused),
-    ("private key file", TlsRefused),
-    ("channel binding", TlsRefused),
-    ("definition of service", AuthenticationRefused),
-    ("root.crt", TlsRefused),
+_CONNECTING: tuple[tuple[str, type[errors.SourceError]], ...] = (
+    ("password authentication failed", errors.AuthenticationRefused),
+    ("no password supplied", errors.AuthenticationRefused),
+    ("authentication failed", errors.AuthenticationRefused),
+    ("_hba.conf entry", errors.AuthenticationRefused),  # of pg_hba.conf, of qhb_hba.conf
+    ("_hba.conf rejects", errors.AuthenticationRefused),
+    ("is not permitted to log in", errors.AuthenticationRefused),
+    ("authentication method", errors.AuthenticationRefused),
+    ("permission denied for database", errors.AuthenticationRefused),
+    ("REPLICATION attribute", errors.RoleLacksReplication),
+    ("must be superuser or replication role", errors.RoleLacksReplication),
+    ("remaining connection slots", errors.ServerBusy),
+    ("too many clients", errors.ServerBusy),
+    ("too many connections", errors.ServerBusy),
+    ("exceeds max_wal_senders", errors.ServerBusy),
+    ('exceeds "max_wal_senders"', errors.ServerBusy),
+    ("is starting up", errors.ServerBusy),
+    ("is shutting down", errors.ServerBusy),
+    ("in recovery mode", errors.ServerBusy),
+    ("not yet accepting connections", errors.ServerBusy),
+    ("unrecognized configuration parameter", errors.ServerSettings),
+    ("unsupported startup parameter", errors.ServerSettings),  # of a pooler
+    *((words, errors.ServerSettings) for words in _OF_FAMILY),
+    ("SSL", errors.TlsRefused),
+    ("certificate", errors.TlsRefused),
+    ("private key file", errors.TlsRefused),
+    ("channel binding", errors.TlsRefused),
+    ("definition of service", errors.AuthenticationRefused),
+    ("root.crt", errors.TlsRefused),
 )
 """Words of the server or libpq for a refused connection, in this order."""
 
-_WANTING: dict[str, tuple[tuple[str, type[SourceError]], ...]] = {
-    "42704": (("replication slot", SlotMissing), ("publication", PublicationMissing)),
+_WANTING: dict[str, tuple[tuple[str, type[errors.SourceError]], ...]] = {
+    "42704": (("replication slot", errors.SlotMissing), ("publication", errors.PublicationMissing)),
     "55000": (
-        ("wal_level", ServerSettings),
-        ("cannot read from logical replication slot", SlotInvalidated),  # before PostgreSQL 16
-        ("can no longer", SlotInvalidated),
-        ("cannot be advanced", SlotInvalidated),  # before 18
+        ("wal_level", errors.ServerSettings),
+        ("cannot read from logical replication slot", errors.SlotInvalidated),  # before PostgreSQL 16
+        ("can no longer", errors.SlotInvalidated),
+        ("cannot be advanced", errors.SlotInvalidated),  # before 18
     ),
-    "58P01": (("WAL segment", WalGone), ("could not access file", PluginMissing)),
+    "58P01": (("WAL segment", errors.WalGone), ("could not access file", errors.PluginMissing)),
 }
 """What is missing at the server, by SQLSTATE and words; the reason of an invalidated slot is only in the detail."""
 
 
-def connection_kind(message: str, database: str) -> type[SourceError]:
+def connection_kind(message: str, database: str) -> type[errors.SourceError]:
     """The error class of a refused connection, from the words of the server or the driver."""
-    kinds = ((f'database "{database}" does not exist', DatabaseUnknown), *_CONNECTING)
-    return next((error for words, error in kinds if words in message), ServerUnreachable)
+    kinds = ((f'database "{database}" does not exist', errors.DatabaseUnknown), *_CONNECTING)
+    return next((error for words, error in kinds if words in message), errors.ServerUnreachable)
 
 
-def connection_error(message: str, *, user: str, database: str, place: str) -> SourceError:
+def connection_error(message: str, *, user: str, database: str, place: str) -> errors.SourceError:
     """The error for a refused connection, with its message and remedy."""
     kind = connection_kind(message, database)
-    hint = f"run as a superuser: ALTER ROLE {identifier(user)} REPLICATION" if kind is RoleLacksReplication else None
+    hint = (
+        f"run as a superuser: ALTER ROLE {identifier(user)} REPLICATION"
+        if kind is errors.RoleLacksReplication
+        else None
+    )
     if "too many connections for role" in message:
         limit = f"ALTER ROLE {identifier(user)} CONNECTION LIMIT -1"
         hint = f"end other sessions of this role, or run as a superuser: {limit}"
@@ -100,11 +83,11 @@ def connection_error(message: str, *, user: str, database: str, place: str) -> S
     return kind(f"no connection as `{user}`: {words}", where=place, hint=hint)
 
 
-_BY_STATE: dict[str, type[SourceError]] = {
-    "53300": ServerBusy,
-    "53400": NoFreeSlot,
-    "55006": SlotActive,
-    "55P03": TableLocked,
+_BY_STATE: dict[str, type[errors.SourceError]] = {
+    "53300": errors.ServerBusy,
+    "53400": errors.NoFreeSlot,
+    "55006": errors.SlotActive,
+    "55P03": errors.TableLocked,
 }
 """SQLSTATEs whose meaning does not depend on the words."""
 
@@ -113,30 +96,30 @@ _DECODING = ("reading the stream", "reading slot")
 """Purposes of statements in which the server decodes its WAL."""
 
 
-def statement_kind(sqlstate: str | None, message: str, doing: str) -> type[SourceError]:
+def statement_kind(sqlstate: str | None, message: str, doing: str) -> type[errors.SourceError]:
     """The error class of a refused statement (PostgreSQL docs, appendix A: error codes)."""
-    kind: type[SourceError]
+    kind: type[errors.SourceError]
     match sqlstate:
         case "XX000" if doing.startswith(_DECODING):
-            kind = LogUndecodable
+            kind = errors.LogUndecodable
         case None | "57P01" | "57P02" | "57P03" | "08006" | "08003" | "08001":
-            kind = ServerUnreachable
+            kind = errors.ServerUnreachable
         case "42501" if "replication" in message.lower() and not message.startswith("permission denied for "):
-            kind = RoleLacksReplication
+            kind = errors.RoleLacksReplication
         case "42501" if "row-level security policy" in message:
-            kind = RowsHidden
+            kind = errors.RowsHidden
         case "42501":  # also for an object with `replication` in its name
-            kind = SourcePermission
+            kind = errors.SourcePermission
         case "42710" if "replication slot" in message:  # another receiver is creating it, or has died unnoticed
-            kind = SlotActive
+            kind = errors.SlotActive
         case "42704" | "55000" | "58P01":
-            kind = next((error for words, error in _WANTING[sqlstate] if words in message), QueryRefused)
+            kind = next((error for words, error in _WANTING[sqlstate] if words in message), errors.QueryRefused)
         case _:
-            kind = _BY_STATE.get(sqlstate, QueryRefused)
+            kind = _BY_STATE.get(sqlstate, errors.QueryRefused)
     return kind
 
 
-def statement_error(sqlstate: str | None, message: str, doing: str) -> SourceError:
+def statement_error(sqlstate: str | None, message: str, doing: str) -> errors.SourceError:
     """The error for a refused statement; `doing` describes its purpose."""
     return statement_kind(sqlstate, message, doing)(statement_words(sqlstate, message, doing))
 

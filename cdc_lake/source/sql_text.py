@@ -46,6 +46,5 @@ PRINTING: dict[str, str] = {
 def start_command(slot: str, start: int, options: Mapping[str, str]) -> str:
     """START_REPLICATION of a slot after `start`. Option names are the server's or the plugin's; values are quoted."""
     option_list = ", ".join(f"{identifier(name)} {command_literal(value)}" for name, value in options.items())
-    return f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {Lsn(start)}" + (
-        f" ({option_list})" if option_list else ""
-    )
+    command = f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {Lsn(start)}"
+    return f"{command} ({option_list})" if option_list else command

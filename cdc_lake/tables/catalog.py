@@ -1,24 +1,26 @@
-"""Opens the pipeline's Iceberg catalog (SQLite or PostgreSQL tables, or a REST server), for Spark and without it.
+"""Opens the pipeline's Iceberg catalog, for Spark and without it.
 
-A commit is an atomic swap in the catalog of a table's pointer from one metadata file to the next, or a refusal. With
-SQLite and PostgreSQL the files are written here and the swap is a database transaction; a REST server does both.
+A commit is an atomic swap in the catalog of a table's pointer from one metadata file to the next, or a refusal. A REST
+server writes the file and swaps. With the other kinds the file is written here; the swap is a transaction of SQLite or
+PostgreSQL, an update under a lock of the Hive metastore, or a conditional update in AWS Glue.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, assert_never
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, assert_never
 from urllib.parse import unquote, urlsplit
 
+from cdc_lake.config.model import Storage
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CatalogUnreachable, IcebergMissing, OtherCatalog
 from cdc_lake.tables.files import make_folder
-from cdc_lake.tables.object_store import ObjectStore
+from cdc_lake.tables.store_options import OF_FILE_ACCESS, iceberg_java_properties, pyiceberg_properties
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -30,13 +32,16 @@ _BUSY_MILLISECONDS = 30_000
 """Silver's merges swap pointers in the same SQLite file; each holds the lock for milliseconds."""
 
 
+Kind: TypeAlias = Literal["sql", "rest", "hive", "glue"]
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogAddress:
     """The location of a catalog and its connection properties, which may contain secrets and are never shown."""
 
     name: str
-    kind: Literal["sql", "rest"]
-    uri: str
+    kind: Kind
+    uri: str | None
     warehouse: str | None
     properties: tuple[tuple[str, str], ...] = ()
     durable: bool = True
@@ -48,20 +53,28 @@ class CatalogAddress:
     @property
     def file(self) -> Path | None:
         """The SQLite file, None for other catalogs."""
-        local = self.uri.removeprefix(_SQLITE)
-        return Path(local) if self.kind == "sql" and local != self.uri else None
+        uri = self.uri or ""
+        return Path(uri.removeprefix(_SQLITE)) if self.kind == "sql" and uri.startswith(_SQLITE) else None
 
 
 def catalog_address(project: Project, *, durable: bool = True) -> CatalogAddress:
     """The address that a pipeline declares."""
-    config, storage = project.pipeline.lake.iceberg, project.pipeline.lake.storage
-    in_store = config.type == "rest" or (project.iceberg_warehouse or "").startswith("s3://")
-    of_store = ObjectStore(storage).iceberg_properties if storage is not None and in_store else {}
+    config, storage = project.pipeline.lake.iceberg, _storage(project)
+    of_store = {} if storage is None else pyiceberg_properties(storage)
+    if config.type == "glue":
+        of_store["glue.region"] = of_store["s3.region"]
     secrets = of_store | {key: value.get_secret_value() for key, value in config.properties.items()}
     properties = tuple(sorted(secrets.items()))
     return CatalogAddress(
-        config.catalog, config.type, project.iceberg_uri, project.iceberg_warehouse, properties, durable=durable
+        config.catalog, config.type, project.iceberg_uri or None, project.iceberg_warehouse, properties, durable=durable
     )
+
+
+def _storage(project: Project) -> Storage | None:
+    """The object store of the catalog's tables, None if they are in a folder or the catalog gives access to them."""
+    config, storage = project.pipeline.lake.iceberg, project.storage
+    in_store = config.type == "rest" or not (project.iceberg_warehouse or "").startswith("file://")
+    return storage if in_store else None
 
 
 def is_there(address: CatalogAddress) -> bool:
@@ -75,11 +88,10 @@ def open_catalog(address: CatalogAddress) -> Catalog:
     try:
         from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
 
-        from cdc_lake.tables.rest_catalog import PatientRestCatalog  # noqa: PLC0415 - imports pyiceberg
+        from cdc_lake.tables.iceberg_io import PatientRestCatalog, hive_catalog  # noqa: PLC0415 - imports pyiceberg
     except ImportError as cause:
         raise IcebergMissing from cause
-    uri = re.sub("^postgresql://", "postgresql+psycopg://", address.uri)  # the default would be psycopg2
-    properties = {"uri": uri, **dict(address.properties)}
+    properties = dict(address.properties)
     if address.warehouse is not None:
         properties["warehouse"] = address.warehouse
     if address.durable:
@@ -87,12 +99,33 @@ def open_catalog(address: CatalogAddress) -> Catalog:
     if address.file is not None:
         make_folder(address.file.parent, durable=address.durable)
     with reaching(address):
-        if address.kind == "rest":
-            return PatientRestCatalog(address.name, **properties)
-        catalog = SqlCatalog(address.name, **{"pool_pre_ping": "true", **properties})
-        if address.file is not None:
-            _settle_sqlite(catalog, durable=address.durable)
-        return catalog
+        match address.kind:
+            case "rest":
+                return PatientRestCatalog(address.name, uri=address.uri, **properties)
+            case "hive":
+                with _needing("hive"):
+                    return hive_catalog(address.name, {"uri": address.uri, **properties})
+            case "glue":
+                with _needing("glue"):
+                    from pyiceberg.catalog.glue import GlueCatalog  # noqa: PLC0415 - an extra
+                endpoint = {} if address.uri is None else {"glue.endpoint": address.uri}
+                return GlueCatalog(address.name, **endpoint, **properties)
+            case "sql":
+                uri = re.sub("^postgresql://", "postgresql+psycopg://", address.uri or "")  # default: psycopg2
+                catalog = SqlCatalog(address.name, **{"uri": uri, "pool_pre_ping": "true", **properties})
+                if address.file is not None:
+                    _settle_sqlite(catalog, durable=address.durable)
+                return catalog
+            case other:
+                assert_never(other)
+
+
+@contextmanager
+def _needing(extra: Literal["hive", "glue"]) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as cause:
+        raise IcebergMissing(extra) from cause
 
 
 @contextmanager
@@ -112,7 +145,23 @@ def unreachable() -> tuple[type[Exception], ...]:
     from requests import RequestException  # noqa: PLC0415 - comes with pyiceberg
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - comes with pyiceberg
 
-    return RESTError, RequestException, SQLAlchemyError
+    kinds: list[type[Exception]] = [RESTError, RequestException, SQLAlchemyError]
+    with suppress(ImportError):
+        from thrift.Thrift import TException  # noqa: PLC0415 - an extra: the Hive metastore
+
+        kinds.append(TException)
+    with suppress(ImportError):
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - an extra: AWS Glue
+
+        kinds += [BotoCoreError, ClientError]
+    return tuple(kinds)
+
+
+def refusal_errors() -> tuple[type[Exception], ...]:
+    """The exceptions of pyiceberg if a catalog cannot do what it was asked for, or refuses it."""
+    from pyiceberg.exceptions import BadRequestError, ForbiddenError, ValidationException  # noqa: PLC0415 - an extra
+
+    return (BadRequestError, ForbiddenError, NotImplementedError, ValidationException)
 
 
 def _settle_sqlite(catalog: Any, *, durable: bool) -> None:
@@ -137,14 +186,38 @@ def _settle_sqlite(catalog: Any, *, durable: bool) -> None:
 POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.7"
 """Only needed if the catalog is a PostgreSQL database."""
 
-REDACTED = "(?i)secret|password|token|credential|access[.]?key"
+REDACTED = "(?i)secret|password|token|credential|(access|account)[.]?key"
 """Settings whose values Spark does not show."""
+
+
+AWS_PACKAGES = (
+    "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
+    "software.amazon.awssdk:apache-client:2.54.17",
+    "org.apache.httpcomponents:httpclient:4.5.14",
+    "org.apache.httpcomponents:httpcore:4.4.16",
+)
+"""Amazon's SDK with which Iceberg reads and writes S3 and Glue."""
 
 
 def catalog_packages(project: Project) -> tuple[str, ...]:
     """Jars that only this catalog needs."""
     config = project.pipeline.lake.iceberg
-    return (POSTGRES_DRIVER,) if config.type == "sql" and project.iceberg_uri.startswith("postgresql") else ()
+    match config.type:
+        case "sql":
+            return (POSTGRES_DRIVER,) if project.iceberg_uri.startswith("postgresql") else ()
+        case "rest":
+            vends = config.properties.get(DELEGATION)
+            return AWS_PACKAGES if vends is not None and "vended" in vends.get_secret_value() else ()
+        case "glue":
+            return AWS_PACKAGES
+        case "hive":
+            return ()
+        case other:
+            assert_never(other)
+
+
+DELEGATION = "header.X-Iceberg-Access-Delegation"
+"""Property of a REST catalog: with `vended-credentials` it gives access to the files of each table that it loads."""
 
 
 def catalog_settings(project: Project) -> dict[str, str]:
@@ -154,9 +227,11 @@ def catalog_settings(project: Project) -> dict[str, str]:
     settings = {
         # A cached table would show an outdated marker: 30 s by default.
         "cache-enabled": "false",
-        **dict(address.properties),
+        **{key: value for key, value in address.properties if not key.startswith(OF_FILE_ACCESS)},
         **_connection(address),
     }
+    if (storage := _storage(project)) is not None:
+        settings |= iceberg_java_properties(storage)
     if address.warehouse is not None:
         settings["warehouse"] = address.warehouse
     return {prefix: "org.apache.iceberg.spark.SparkCatalog", **{f"{prefix}.{k}": v for k, v in settings.items()}}
@@ -165,7 +240,7 @@ def catalog_settings(project: Project) -> dict[str, str]:
 def check_catalog(spark: SparkSession, project: Project) -> None:
     """Raise OtherCatalog if the session, possibly another pipeline's, uses another catalog."""
     address = catalog_address(project)
-    uris = spark.conf.get(f"spark.sql.catalog.{address.name}.uri", ""), _connection(address)["uri"]
+    uris = spark.conf.get(f"spark.sql.catalog.{address.name}.uri", ""), _connection(address).get("uri", "")
     session_uri, wanted = (uri.partition("?")[0].rstrip("/") for uri in uris)
     if session_uri and session_uri != wanted:
         message = (
@@ -176,12 +251,17 @@ def check_catalog(spark: SparkSession, project: Project) -> None:
 
 
 def _connection(address: CatalogAddress) -> dict[str, str]:
+    uri = address.uri or ""
     match address.kind:
-        case "rest":
-            return {"type": "rest", "uri": address.uri}
+        case "rest" | "hive":
+            return {"type": address.kind, "uri": uri}
+        case "glue":
+            region = dict(address.properties).get("glue.region")
+            settings = {"glue.endpoint": address.uri, "client.region": region}  # Java's name of the region
+            return {"type": "glue", **{key: value for key, value in settings.items() if value is not None}}
         case "sql":
             # pyiceberg creates V1 catalogs, Java V0 by default; both must read the same one.
-            return {"type": "jdbc", "jdbc.schema-version": "V1", **_jdbc(address.uri)}
+            return {"type": "jdbc", "jdbc.schema-version": "V1", **_jdbc(uri)}
         case other:
             assert_never(other)
 

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias, get_args, get_type_hints
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -28,12 +28,34 @@ from cdc_lake.tables.delta_storage import DeltaStorage
 
 _TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
 _TIME = pa.timestamp("us", tz="UTC")
-_RECORDED = ("recorded_at", _TIME, "when the row was written")
-_STREAM = ("stream", _TEXT, "the stream, as in bronze")
-_EPOCH = ("epoch", _INT, "its number within the pipeline")
-_POSITION = ("position", _LONG, "position in the stream's order domain")
+
+Epoch: TypeAlias = Annotated[int, _INT, "its number within the pipeline"]
+Stream: TypeAlias = Annotated[str, _TEXT, "the stream, as in bronze"]
+Position: TypeAlias = Annotated[int, _LONG, "position in the stream's order domain"]
+RecordedAt: TypeAlias = Annotated[datetime, _TIME, "when the row was written"]
 
 Columns: TypeAlias = tuple[tuple[str, pa.DataType, str], ...]
+
+
+def _columns(row: type) -> Columns:
+    """The columns of a table by its row class, whose annotations have their type and meaning."""
+    return tuple((name, *hint.__metadata__) for name, hint in get_type_hints(row, include_extras=True).items())
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRow:
+    """A row of a control table."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    epoch: Epoch
+    stream: Stream
+    position: Position
+    recorded_at: RecordedAt
+
+
+_EPOCH, _STREAM, _POSITION, _RECORDED = _columns(_Place)
 
 _KEYS: Columns = (
     ("rules", pa.list_(_TEXT), "names of the rules that it violated"),
@@ -48,89 +70,275 @@ _TUPLES: Columns = (
     ("unchanged", pa.list_(pa.int32()), "positions in `new` whose values were not sent"),
 )
 
-TABLES: dict[str, Columns] = {
-    "streams": (
-        _EPOCH,
-        _STREAM,
-        (
-            "start",
-            _LONG,
-            "position after which its transactions lie: the slot's consistent point, or the last CSN before it",
-        ),
-        ("slot", _TEXT, "name of the slot on the server"),
-        ("system_id", _TEXT, "the server's system identifier"),
-        ("database", _TEXT, "database on the server"),
-        ("domain", _TEXT, "order domain: lsn or csn"),
-        _RECORDED,
-        ("dense", pa.bool_(), "whether the stream contains every CSN of the server"),
-        (
-            "last_position",
-            _LONG,
-            "hand-over: the position that the previous stream had reached, NULL for the first stream",
-        ),
-        ("last_hash", _TEXT, "hand-over: hash of that stream's last transaction, in hexadecimal digits"),
-    ),
-    "snapshots": (
-        ("snapshot", _TEXT, "name of the snapshot"),
-        _STREAM,
-        _EPOCH,
-        ("position", _LONG, "position at which the rows were valid"),
-        ("tables", _TEXT, "JSON: table → what was copied; of rows read again relation, first ordinal, rows, by whom"),
-        (
-            "state",
-            _TEXT,
-            (
-                "started, complete or abandoned; the newest row of a snapshot counts; reread: rows read again; left: "
-                "no longer captured"
-            ),
-        ),
-        _RECORDED,
-    ),
-    "cuts": (
-        _EPOCH,
-        _STREAM,
-        _POSITION,
-        ("commit_ts", _TIME, "latest commit time of the transactions up to the cut, by the source's clock"),
-        (
-            "tables",
-            _TEXT,
-            (
-                "JSON: relation → {table, format, version, position, state, quarantined_keys, generation, layout, "
-                "copied, merged}; state: active, failed, paused or resyncing (until version 1: in, broken, renewing, "
-                "and `held` for quarantined_keys); "
-                "copied: position of the copy with which it started, if not the first; merged: position of its "
-                "last merge"
-            ),
-        ),
-        _RECORDED,
-    ),
-    "pins": (
-        ("name", _TEXT, "name of the pin; its newest row counts"),
-        ("scheduled", pa.bool_(), "whether `silver.cuts.pin_every` made it"),
-        _EPOCH,
-        _STREAM,
-        _POSITION,
-        ("commit_ts", _TIME, "as in the cut"),
-        ("tables", _TEXT, "as in the cut: the versions that stay readable"),
-        ("cut_at", _TIME, "when the cut was written"),
-        ("until", _TIME, "until when it stays readable, NULL: until it is unpinned"),
-        _RECORDED,
-    ),
-    "withheld": (
-        ("name", _TEXT, "name of the pin that was not made"),
-        ("scheduled", pa.bool_(), "whether `silver.cuts.pin_every` would have made it"),
-        _EPOCH,
-        _STREAM,
-        _POSITION,
-        ("cut_at", _TIME, "when the cut was written"),
-        ("objections", _TEXT, "JSON: [{table, rule, level, failed, evaluated, why}], the rules that kept it back"),
-        _RECORDED,
-    ),
-    "pauses": (
-        ("relation", _TEXT, "source table; its newest row counts"),
-        ("paused", pa.bool_(), "whether it is paused from then on, or continues"),
-        _RECORDED,
-    ),
+
+@dataclass(frozen=True, slots=True)
+class StreamRow(ControlRow):
+    """The start of a stream: the hand-over from the previous epoch, with the state of bronze at that time.
+
+    `dense`: every CSN is visible; `last_position`, `last_hash`: the end of the previous stream. None if unknown.
+    """
+
+    epoch: Epoch
+    stream: Stream
+    start: Annotated[
+        int, _LONG, "position after which its transactions lie: the slot's consistent point, or the last CSN before it"
+    ]
+    slot: Annotated[str, _TEXT, "name of the slot on the server"]
+    system_id: Annotated[str, _TEXT, "the server's system identifier"]
+    database: Annotated[str, _TEXT, "database on the server"]
+    domain: Annotated[str, _TEXT, "order domain: lsn or csn"]
+    recorded_at: RecordedAt
+    dense: Annotated[bool | None, pa.bool_(), "whether the stream contains every CSN of the server"] = None
+    last_position: Annotated[
+        int | None, _LONG, "hand-over: the position that the previous stream had reached, NULL for the first stream"
+    ] = None
+    last_hash: Annotated[
+        str | None, _TEXT, "hand-over: hash of that stream's last transaction, in hexadecimal digits"
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow(ControlRow):
+    """A step in the life of a snapshot; `tables` is JSON."""
+
+    snapshot: Annotated[str, _TEXT, "name of the snapshot"]
+    stream: Stream
+    epoch: Epoch
+    position: Annotated[int, _LONG, "position at which the rows were valid"]
+    tables: Annotated[
+        str, _TEXT, "JSON: table → what was copied; of rows read again relation, first ordinal, rows, by whom"
+    ]
+    state: Annotated[
+        str,
+        _TEXT,
+        "started, complete or abandoned; the newest row of a snapshot counts; reread: rows read again; left: no "
+        "longer captured",
+    ]
+    recorded_at: RecordedAt
+
+
+@dataclass(frozen=True, slots=True)
+class CutRow(ControlRow):
+    """One position across all silver tables; `tables` is JSON: relation → table, format, version, position, …"""
+
+    epoch: Epoch
+    stream: Stream
+    position: Position
+    commit_ts: Annotated[
+        datetime | None, _TIME, "latest commit time of the transactions up to the cut, by the source's clock"
+    ]
+    tables: Annotated[
+        str,
+        _TEXT,
+        "JSON: relation → {table, format, version, position, state, quarantined_keys, generation, layout, copied,"
+        " merged}; state: active, failed, paused or resyncing (until version 1: in, broken, renewing, and `held` "
+        "for quarantined_keys); copied: position of the copy with which it started, if not the first; merged: "
+        "position of its last merge",
+    ]
+    recorded_at: RecordedAt
+
+
+@dataclass(frozen=True, slots=True)
+class PinRow(ControlRow):
+    """A cut kept readable `until` a time; None: until a later row with the same name ends the pin."""
+
+    name: Annotated[str, _TEXT, "name of the pin; its newest row counts"]
+    scheduled: Annotated[bool, pa.bool_(), "whether `silver.cuts.pin_every` made it"]
+    epoch: Epoch
+    stream: Stream
+    position: Position
+    commit_ts: Annotated[datetime | None, _TIME, "as in the cut"]
+    tables: Annotated[str, _TEXT, "as in the cut: the versions that stay readable"]
+    cut_at: Annotated[datetime, _TIME, "when the cut was written"]
+    until: Annotated[datetime | None, _TIME, "until when it stays readable, NULL: until it is unpinned"]
+    recorded_at: RecordedAt
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldRow(ControlRow):
+    """A cut that was not pinned because rules failed on silver at this cut; `objections` is JSON."""
+
+    name: Annotated[str, _TEXT, "name of the pin that was not made"]
+    scheduled: Annotated[bool, pa.bool_(), "whether `silver.cuts.pin_every` would have made it"]
+    epoch: Epoch
+    stream: Stream
+    position: Position
+    cut_at: Annotated[datetime, _TIME, "when the cut was written"]
+    objections: Annotated[
+        str, _TEXT, "JSON: [{table, rule, level, failed, evaluated, why}], the rules that kept it back"
+    ]
+    recorded_at: RecordedAt
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRow(ControlRow):
+    """Pauses or resumes a source table; the newest row of a relation counts."""
+
+    relation: Annotated[str, _TEXT, "source table; its newest row counts"]
+    paused: Annotated[bool, pa.bool_(), "whether it is paused from then on, or continues"]
+    recorded_at: RecordedAt
+
+
+@dataclass(frozen=True, slots=True)
+class GapRow(ControlRow):
+    """Missing CSNs that were passed over; bronze may contain those that arrived after all before it continued."""
+
+    epoch: Epoch
+    stream: Stream
+    first: Annotated[int, _LONG, "first CSN that did not arrive and was passed over"]
+    last: Annotated[int, _LONG, "last CSN of the gap"]
+    below: Annotated[int | None, _LONG, "commit LSN of the transaction before the gap, NULL if unknown"]
+    above: Annotated[int | None, _LONG, "commit LSN of the transaction after it, NULL if it had not arrived yet"]
+    recorded_at: RecordedAt
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineRow(ControlRow):
+    """A server timeline on which a stream was read from a position on; the newest row of a stream counts."""
+
+    epoch: Epoch
+    stream: Stream
+    timeline: Annotated[int, _LONG, "timeline of the server on which the stream was read from then on"]
+    history: Annotated[
+        str | None, _TEXT, "where it branched off: timeline@LSN of each switch before it, NULL if unknown"
+    ]
+    acknowledged: Annotated[int, _LONG, "slot position that bronze had reached then"]
+    recorded_at: RecordedAt
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipRow(ControlRow):
+    """How the publication includes each table from a position on; the newest row of a stream counts. `tables`: JSON."""
+
+    epoch: Epoch
+    stream: Stream
+    tables: Annotated[
+        str,
+        _TEXT,
+        "JSON: relation → the entry of a publication, or the transaction that named it, by which it is read; and "
+        "its OID",
+    ]
+    recorded_at: RecordedAt
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationRow(ControlRow):
+    """The configuration settings that determine the content of bronze, from a position on; two columns are JSON."""
+
+    number: Annotated[int, _INT, "number of the configuration, as COMMIT rows of bronze have it; increases by one"]
+    fingerprint: Annotated[str, _TEXT, "hash of `settings`: the same settings have the same one"]
+    settings: Annotated[
+        str, _TEXT, "JSON: which tables are captured, what is redacted, and a keyed fingerprint of the key"
+    ]
+    changed: Annotated[
+        str, _TEXT, "JSON: columns that bronze contained then and that are redacted differently from here on"
+    ]
+    epoch: Annotated[int, _INT, "epoch of bronze when it began, 0 before the first stream"]
+    position: Annotated[
+        int | None, _LONG, "end of bronze at that time: transactions above it have this configuration, until the next"
+    ]
+    recorded_at: RecordedAt
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRow(ControlRow):
+    """A transaction that landed undecoded and was decoded later; `counts` is JSON."""
+
+    epoch: Epoch
+    position: Annotated[int, _LONG, "position of a transaction that landed as bytes, its rows `X`"]
+    content: Annotated[str, _TEXT, "digest of those rows, as its COMMIT row has it"]
+    version: Annotated[str, _TEXT, "version of cdc_lake that decoded it"]
+    counts: Annotated[str, _TEXT, "JSON: table → operation → number of changes"]
+    file: Annotated[
+        str, _TEXT, "its layouts and changes, a Parquet file in the folder `decoded_rows` next to this table"
+    ]
+    recorded_at: RecordedAt
+
+
+@dataclass(frozen=True, slots=True)
+class QualityRow(ControlRow):
+    """The result of a rule on silver at a cut."""
+
+    judged_at: Annotated[
+        datetime, _TIME, "time for which it was evaluated: of a report, or of the cut that was to be pinned"
+    ]
+    table: Annotated[str, _TEXT, "silver table"]
+    rule: Annotated[str, _TEXT, "name of the rule"]
+    kind: Annotated[str, _TEXT, "kind of rule"]
+    columns: Annotated[str, _TEXT, "columns it names, with commas between them"]
+    evaluated: Annotated[int, _LONG, "rows that were evaluated; 1 if the table is evaluated as a whole"]
+    failed: Annotated[int, _LONG, "how many of them violate the rule"]
+    level: Annotated[str, _TEXT, "none, warn, error or critical, by the thresholds of the rule"]
+    observed: Annotated[str, _TEXT, "result for a table as a whole: a number of rows, an age"]
+    error: Annotated[str, _TEXT, "why the rule could not be evaluated, empty if it was"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedRow(ControlRow):
+    """The verdict of a comparison for a generation of a silver table at a position."""
+
+    stream: Stream
+    epoch: Epoch
+    generation: Annotated[int, _INT, "generation of the silver table"]
+    relation: Annotated[str, _TEXT, "source table, as in bronze"]
+    table: Annotated[str, _TEXT, "silver table"]
+    position: Annotated[int, _LONG, "position that silver had reached"]
+    verdict: Annotated[
+        str, _TEXT, "equal, equal but for quarantined keys, or different; a table without a verdict has no row"
+    ]
+    quarantined_keys: Annotated[int, _LONG, "keys whose quarantined changes explain the difference"]
+    compared_at: Annotated[datetime, _TIME, "when it was compared"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow(ControlRow):
+    """One run of a command; `facts` is JSON."""
+
+    run: Annotated[str, _TEXT, "identifier of the run"]
+    verb: Annotated[str, _TEXT, "command it was"]
+    started_at: Annotated[datetime, _TIME, "when it started"]
+    ended_at: Annotated[datetime | None, _TIME, "when it ended, NULL while it runs"]
+    outcome: Annotated[str, _TEXT, "done, stopped, failed or running"]
+    facts: Annotated[str, _TEXT, "JSON: counts, positions, lags, error code"]
+
+
+ControlName: TypeAlias = Literal[
+    "streams",
+    "snapshots",
+    "cuts",
+    "pins",
+    "withheld",
+    "pauses",
+    "quarantine",
+    "decisions",
+    "gaps",
+    "timelines",
+    "memberships",
+    "configurations",
+    "decoded",
+    "quality",
+    "verified",
+    "runs",
+]
+NAMES: dict[type[ControlRow], ControlName] = {
+    StreamRow: "streams",
+    SnapshotRow: "snapshots",
+    CutRow: "cuts",
+    PinRow: "pins",
+    WithheldRow: "withheld",
+    PauseRow: "pauses",
+    GapRow: "gaps",
+    TimelineRow: "timelines",
+    MembershipRow: "memberships",
+    ConfigurationRow: "configurations",
+    DecodedRow: "decoded",
+    QualityRow: "quality",
+    VerifiedRow: "verified",
+    RunRow: "runs",
+}
+
+
+_WITHOUT_ROW_CLASS: dict[ControlName, Columns] = {
     "quarantine": (
         _STREAM,
         _EPOCH,
@@ -170,337 +378,15 @@ TABLES: dict[str, Columns] = {
         ("commit_ts", _TIME, "as in bronze"),
         _RECORDED,
     ),
-    "gaps": (
-        _EPOCH,
-        _STREAM,
-        ("first", _LONG, "first CSN that did not arrive and was passed over"),
-        ("last", _LONG, "last CSN of the gap"),
-        ("below", _LONG, "commit LSN of the transaction before the gap, NULL if unknown"),
-        ("above", _LONG, "commit LSN of the transaction after it, NULL if it had not arrived yet"),
-        _RECORDED,
-    ),
-    "timelines": (
-        _EPOCH,
-        _STREAM,
-        ("timeline", _LONG, "timeline of the server on which the stream was read from then on"),
-        ("history", _TEXT, "where it branched off: timeline@LSN of each switch before it, NULL if unknown"),
-        ("acknowledged", _LONG, "slot position that bronze had reached then"),
-        _RECORDED,
-    ),
-    "memberships": (
-        _EPOCH,
-        _STREAM,
-        (
-            "tables",
-            _TEXT,
-            (
-                "JSON: relation → the entry of a publication, or the transaction that named it, by which it is read; "
-                "and its OID"
-            ),
-        ),
-        _RECORDED,
-    ),
-    "configurations": (
-        ("number", _INT, "number of the configuration, as COMMIT rows of bronze have it; increases by one"),
-        ("fingerprint", _TEXT, "hash of `settings`: the same settings have the same one"),
-        ("settings", _TEXT, "JSON: which tables are captured, what is redacted, and a keyed fingerprint of the key"),
-        ("changed", _TEXT, "JSON: columns that bronze contained then and that are redacted differently from here on"),
-        ("epoch", _INT, "epoch of bronze when it began, 0 before the first stream"),
-        (
-            "position",
-            _LONG,
-            "end of bronze at that time: transactions above it have this configuration, until the next",
-        ),
-        _RECORDED,
-    ),
-    "decoded": (
-        _EPOCH,
-        ("position", _LONG, "position of a transaction that landed as bytes, its rows `X`"),
-        ("content", _TEXT, "digest of those rows, as its COMMIT row has it"),
-        ("version", _TEXT, "version of cdc_lake that decoded it"),
-        ("counts", _TEXT, "JSON: table → operation → number of changes"),
-        ("file", _TEXT, "its layouts and changes, a Parquet file in the folder `decoded_rows` next to this table"),
-        _RECORDED,
-    ),
-    "quality": (
-        ("judged_at", _TIME, "time for which it was evaluated: of a report, or of the cut that was to be pinned"),
-        ("table", _TEXT, "silver table"),
-        ("rule", _TEXT, "name of the rule"),
-        ("kind", _TEXT, "kind of rule"),
-        ("columns", _TEXT, "columns it names, with commas between them"),
-        ("evaluated", _LONG, "rows that were evaluated; 1 if the table is evaluated as a whole"),
-        ("failed", _LONG, "how many of them violate the rule"),
-        ("level", _TEXT, "none, warn, error or critical, by the thresholds of the rule"),
-        ("observed", _TEXT, "result for a table as a whole: a number of rows, an age"),
-        ("error", _TEXT, "why the rule could not be evaluated, empty if it was"),
-    ),
-    "verified": (
-        _STREAM,
-        _EPOCH,
-        ("generation", _INT, "generation of the silver table"),
-        ("relation", _TEXT, "source table, as in bronze"),
-        ("table", _TEXT, "silver table"),
-        ("position", _LONG, "position that silver had reached"),
-        ("verdict", _TEXT, "equal, equal but for quarantined keys, or different; a table without a verdict has no row"),
-        ("quarantined_keys", _LONG, "keys whose quarantined changes explain the difference"),
-        ("compared_at", _TIME, "when it was compared"),
-    ),
-    "runs": (
-        ("run", _TEXT, "identifier of the run"),
-        ("verb", _TEXT, "command it was"),
-        ("started_at", _TIME, "when it started"),
-        ("ended_at", _TIME, "when it ended, NULL while it runs"),
-        ("outcome", _TEXT, "done, stopped, failed or running"),
-        ("facts", _TEXT, "JSON: counts, positions, lags, error code"),
-    ),
 }
+_COLUMNS = {name: _columns(row) for row, name in NAMES.items()} | _WITHOUT_ROW_CLASS
+TABLES: dict[str, Columns] = {name: _COLUMNS[name] for name in get_args(ControlName)}
 """Name, type and meaning of each control table's columns; the reference page is generated from it."""
-
-ControlName: TypeAlias = Literal[
-    "streams",
-    "snapshots",
-    "cuts",
-    "pins",
-    "withheld",
-    "pauses",
-    "quarantine",
-    "decisions",
-    "gaps",
-    "timelines",
-    "memberships",
-    "configurations",
-    "decoded",
-    "quality",
-    "verified",
-    "runs",
-]
 
 
 def schema_of(name: ControlName) -> pa.Schema:
     """The Arrow schema of a control table."""
     return pa.schema([pa.field(column, kind) for column, kind, _ in TABLES[name]])
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRow:
-    """The start of a stream: the hand-over from the previous epoch, with the state of bronze at that time.
-
-    `dense`: every CSN is visible; `last_position`, `last_hash`: the end of the previous stream. None if unknown.
-    """
-
-    epoch: int
-    stream: str
-    start: int
-    slot: str
-    system_id: str
-    database: str
-    domain: str
-    recorded_at: datetime
-    dense: bool | None = None
-    last_position: int | None = None
-    last_hash: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotRow:
-    """A step in the life of a snapshot; `tables` is JSON."""
-
-    snapshot: str
-    stream: str
-    epoch: int
-    position: int
-    tables: str
-    state: str
-    recorded_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class CutRow:
-    """One position across all silver tables; `tables` is JSON: relation → table, format, version, position, …"""
-
-    epoch: int
-    stream: str
-    position: int
-    commit_ts: datetime | None
-    tables: str
-    recorded_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class PinRow:
-    """A cut kept readable `until` a time; None: until a later row with the same name ends the pin."""
-
-    name: str
-    scheduled: bool
-    epoch: int
-    stream: str
-    position: int
-    commit_ts: datetime | None
-    tables: str
-    cut_at: datetime
-    until: datetime | None
-    recorded_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class WithheldRow:
-    """A cut that was not pinned because rules failed on silver at this cut; `objections` is JSON."""
-
-    name: str
-    scheduled: bool
-    epoch: int
-    stream: str
-    position: int
-    cut_at: datetime
-    objections: str
-    recorded_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class PauseRow:
-    """Pauses or resumes a source table; the newest row of a relation counts."""
-
-    relation: str
-    paused: bool
-    recorded_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class GapRow:
-    """Missing CSNs that were passed over; bronze may contain those that arrived after all before it continued."""
-
-    epoch: int
-    stream: str
-    first: int
-    last: int
-    below: int | None
-    above: int | None
-    recorded_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineRow:
-    """A server timeline on which a stream was read from a position on; the newest row of a stream counts."""
-
-    epoch: int
-    stream: str
-    timeline: int
-    history: str | None
-    acknowledged: int
-    recorded_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class MembershipRow:
-    """How the publication includes each table from a position on; the newest row of a stream counts. `tables`: JSON."""
-
-    epoch: int
-    stream: str
-    tables: str
-    recorded_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigurationRow:
-    """The configuration settings that determine the content of bronze, from a position on; two columns are JSON."""
-
-    number: int
-    fingerprint: str
-    settings: str
-    changed: str
-    epoch: int
-    position: int | None
-    recorded_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedRow:
-    """A transaction that landed undecoded and was decoded later; `counts` is JSON."""
-
-    epoch: int
-    position: int
-    content: str
-    version: str
-    counts: str
-    file: str
-    recorded_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class QualityRow:
-    """The result of a rule on silver at a cut."""
-
-    judged_at: datetime
-    table: str
-    rule: str
-    kind: str
-    columns: str
-    evaluated: int
-    failed: int
-    level: str
-    observed: str
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class VerifiedRow:
-    """The verdict of a comparison for a generation of a silver table at a position."""
-
-    stream: str
-    epoch: int
-    generation: int
-    relation: str
-    table: str
-    position: int
-    verdict: str
-    quarantined_keys: int
-    compared_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """One run of a command; `facts` is JSON."""
-
-    run: str
-    verb: str
-    started_at: datetime
-    ended_at: datetime | None
-    outcome: str
-    facts: str
-
-
-ControlRow: TypeAlias = (
-    StreamRow
-    | SnapshotRow
-    | CutRow
-    | PinRow
-    | WithheldRow
-    | PauseRow
-    | GapRow
-    | TimelineRow
-    | MembershipRow
-    | ConfigurationRow
-    | DecodedRow
-    | QualityRow
-    | VerifiedRow
-    | RunRow
-)
-NAMES: dict[type, ControlName] = {
-    StreamRow: "streams",
-    SnapshotRow: "snapshots",
-    CutRow: "cuts",
-    PinRow: "pins",
-    WithheldRow: "withheld",
-    PauseRow: "pauses",
-    GapRow: "gaps",
-    TimelineRow: "timelines",
-    MembershipRow: "memberships",
-    ConfigurationRow: "configurations",
-    DecodedRow: "decoded",
-    QualityRow: "quality",
-    VerifiedRow: "verified",
-    RunRow: "runs",
-}
 
 
 def utc_now() -> datetime:

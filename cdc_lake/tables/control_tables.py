@@ -10,20 +10,19 @@ earlier time than the last one is recorded directly after it.
 Each span adds a cut, and each cut is a file: tens of thousands a day. The bounds of a file with one row are the values
 of the row, so the index of cuts is read without opening any file.
 
-Leases (one apply per machine, one process that resyncs tables) are file locks that end with their process. They prevent
-two runs from preparing the same span, and give the rows of `quarantine`, which no marker fences, a single writer.
-Silver itself is protected by the markers in its tables; two machines on one lake are refused only by those.
+Leases (one process applies, one resyncs tables) prevent two runs from preparing the same span, and give the rows of
+`quarantine`, which no marker fences, a single writer. A file lock ends with its process. A lease in an object store may
+pass to another machine while its holder is suspended: each commit carries the number of the holder as an application
+transaction, and the one of an earlier holder is refused. Silver itself is protected by the markers in its tables.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
@@ -36,7 +35,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.config.project import Project
-from cdc_lake.errors import AnotherApply, AnotherCopy, BronzeNotWritten, ControlNotWritten, LakeError, StateError
+from cdc_lake.errors import AnotherApply, AnotherCopy, BronzeNotWritten, ControlNotWritten, LakeError
 from cdc_lake.tables.control_schema import (
     CONTROL_PROPERTY,
     CONTROL_VERSION,
@@ -57,7 +56,7 @@ from cdc_lake.tables.control_schema import (
 )
 from cdc_lake.tables.delta_log import DeltaCommitFailed
 from cdc_lake.tables.delta_storage import DeltaStorage, LocalDeltaStorage, ObjectStoreDeltaStorage
-from cdc_lake.tables.object_store import object_store
+from cdc_lake.tables.object_store import LEASE, object_store
 
 RECORDED: Final = "recorded_at"
 
@@ -236,7 +235,7 @@ class ControlTables:
             data = make_monotonic(data, self._last_recorded((name, *BESIDE[name])))
         self._open.pop(name, None)
         try:
-            place.commit(table, [self._write(name, table, data)], apps=apps, note={}, fenced=False)
+            self._commit(place, table, [self._write(name, table, data)], apps=apps, fenced=False)
         except (DeltaCommitFailed, OSError) as cause:
             raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=place.name) from cause
         self._open[name] = table
@@ -358,13 +357,44 @@ class ControlTables:
         try:
             written = [self._write(name, table, rows)] if rows.num_rows else []
             gone = [RemoveAction(path, True, now, size=0, partition_values={}) for path in files]
-            place.commit(table, [*written, *gone], apps={}, note={})
+            self._commit(place, table, [*written, *gone])
         except (DeltaCommitFailed, OSError) as cause:
             if isinstance(cause, DeltaCommitFailed) and cause.overtaken:
                 return False
             raise ControlNotWritten(f"a change of `{name}` failed and did not land", where=place.name) from cause
         self._open[name] = table
         return True
+
+    def _commit(
+        self,
+        place: DeltaStorage,
+        table: DeltaTable,
+        actions: Sequence[AddAction | RemoveAction],
+        *,
+        apps: Mapping[str, int] | None = None,
+        fenced: bool = True,
+    ) -> None:
+        """Commit under the lease of this thread, if it has one; again after commits of others unless `fenced`.
+
+        Raises AnotherApply or AnotherCopy if a later holder of the lease has committed.
+        """
+        lease, apps = LEASE.get(), dict(apps or {})
+        while True:
+            if lease is not None:
+                app = f"lease:{lease.name}"
+                last = place.ask(partial(table.transaction_version, app))
+                if last is not None and last > lease.epoch:
+                    error = AnotherApply if lease.name == "apply" else AnotherCopy
+                    raise error("another process has replaced this one as holder of the lease", where=place.name)
+                apps[app] = lease.epoch
+            try:
+                place.commit(table, actions, apps=apps, note={}, fenced=fenced or lease is not None)
+            except DeltaCommitFailed as refused:
+                if fenced or not refused.overtaken:
+                    raise
+                place.refresh(table)
+            else:
+                return
 
     def _last_recorded(self, names: Sequence[ControlName]) -> pa.Scalar:
         """The time of the newest row of some tables; null if there are none."""
@@ -429,33 +459,3 @@ def _arrow(name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table) -> p
             different = sorted(row.keys() ^ set(schema.names))
             raise LakeError(f"a row for `{name}` has other columns than the table: {', '.join(different)}")
     return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
-
-
-_APPLY, _COPY = "apply.lock", "copy.lock"
-
-
-def lease(folder: Path) -> AbstractContextManager[None]:
-    """Hold the lease of the pipeline whose control tables are in `folder`. Raises AnotherApply if it is taken."""
-    return _lock_folder(folder, _APPLY, AnotherApply, "applies this pipeline already")
-
-
-def copy_lease(folder: Path) -> AbstractContextManager[None]:
-    """The lease for resyncs: a table has one at a time. Raises AnotherCopy."""
-    return _lock_folder(folder, _COPY, AnotherCopy, "copies tables of this pipeline already")
-
-
-@contextmanager
-def _lock_folder(folder: Path, name: str, error: type[StateError], words: str) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as taken:
-            holder = os.pread(file, 20, 0).decode("ascii", "replace").strip() or "unknown"
-            raise error(f"process {holder} {words}", where=str(folder)) from taken
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(file)

@@ -26,13 +26,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
-from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.errors import CommitNotOnDisk
@@ -146,13 +145,8 @@ class DeltaCommitFailed(Exception):
         self.overtaken = overtaken
 
 
-def open_table(folder: Path) -> DeltaTable | None:
-    """The newest version of the table, None if there is none. Repairs the log first if a power failure truncated it."""
-    mend(folder)
-    try:
-        return DeltaTable(str(folder))
-    except TableNotFoundError:
-        return None
+CREATION: Final = CommitProperties(max_commit_retries=0)
+"""Of the commit that creates a table: delta-rs would repeat it as version 1, after the one of somebody else (tried)."""
 
 
 def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str], *, durable: bool) -> DeltaTable:
@@ -164,6 +158,7 @@ def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str],
         mode="error",
         configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **properties},
         raise_if_key_not_exists=False,  # properties of our own are not Delta's
+        commit_properties=CREATION,
     )
     if durable:
         sync_log(folder, 0)

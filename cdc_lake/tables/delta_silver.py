@@ -1,4 +1,4 @@
-"""Delta silver tables, addressed by path.
+"""Delta silver tables, by their path or by their name in a Hive metastore.
 
 The marker is Delta's application transaction: `txnAppId` and `txnVersion` are session settings that apply to every
 Delta write, so they are set for one statement and reset in `finally`. Delta itself skips a statement whose version is
@@ -8,26 +8,26 @@ another writer's commit is refused here, because Delta would run it on a state f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-from deltalake import DeltaTable
+from typing import TYPE_CHECKING, Final
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import ConcurrentModification, OtherWriter
+from cdc_lake.errors import ConcurrentModification, NameElsewhere, OtherCatalog, OtherWriter
 from cdc_lake.tables import silver_table
-from cdc_lake.tables.commit_audit import find_concurrent_commit
+from cdc_lake.tables.delta_table_log import DeltaTableLog
 from cdc_lake.tables.schema_evolution import AddColumn, SchemaChange, columns_after, only_adds, restate_columns
 from cdc_lake.tables.silver_table import FIRST, GENERATION_PROPERTY, OWN, OWNER, Marker, Statement
 from cdc_lake.tables.types import SilverColumn, literal, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
 
 _APP = "spark.databricks.delta.write.txnAppId"
-_PLANNED = "spark.databricks.delta.commitInfo.userMetadata"
+_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 
 
@@ -38,20 +38,20 @@ class DeltaSilver:
         self._spark = spark
         self._project = project
         self._target = target
-        self._path = project.silver_path(target)
+        self._log = DeltaTableLog(project, target)
 
     @property
     def name(self) -> str:
-        """The table by its path."""
-        return f"delta.{quote_identifier(str(self._path))}"
+        """The table by its path, or its name."""
+        return silver_table.table_ref(self._project, self._target).sql
 
     def marker(self, stream: str) -> Marker:
         """Read by delta-rs: 13 ms, no job (measured)."""
-        return silver_table.read_marker(self._project, self._target, stream)
+        return self._log.marker(stream)
 
     def columns(self) -> tuple[SilverColumn, ...] | None:
         """From the table's schema."""
-        if not (self._path / "_delta_log").exists():
+        if not self._log.exists():
             return None
         schema = self._spark.table(self.name).schema
         return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
@@ -60,6 +60,7 @@ class DeltaSilver:
         """By DDL; the checkpoint interval of 100 removes the latency peak of every tenth commit (measured)."""
         ddl = ", ".join(c.ddl for c in columns)
         self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) {self._clauses(stream)}")
+        register(self._spark, self._project, self._target)  # another program may have taken the name meanwhile
 
     def take_over(self, columns: Sequence[SilverColumn], stream: str) -> None:
         """By one REPLACE TABLE with a query: without one Delta compares a path's table with the existing one (tried).
@@ -67,8 +68,9 @@ class DeltaSilver:
         """
         none = ", ".join(f"CAST(NULL AS {c.type}) AS {quote_identifier(c.name)}" for c in columns)
         generation = int(self._properties().get(GENERATION_PROPERTY, FIRST)) + 1
+        app = silver_table.app_id(stream, self._target, generation)
         clauses = self._clauses(stream, {**_features(columns), GENERATION_PROPERTY: str(generation)})
-        with self._rivals_refused():
+        with self._with_note(silver_table.commit_note(app, None, Marker(None, None))):
             self._spark.sql(f"CREATE OR REPLACE TABLE {self.name} {clauses} AS SELECT {none} WHERE false")
 
     def cluster(self) -> None:
@@ -80,7 +82,7 @@ class DeltaSilver:
     def laid_out(self, stream: str, base: Marker) -> int | None:
         """The version of the layout's own application transaction."""
         app = silver_table.layout_app_id(stream, self._target, base.generation)
-        reached: int | None = DeltaTable(str(self._path)).transaction_version(app)
+        reached: int | None = self._existing().transaction_version(app)
         return reached
 
     def reshape(self, stream: str, base: Marker, position: int, changes: Sequence[SchemaChange], live: str) -> None:
@@ -96,7 +98,7 @@ class DeltaSilver:
             self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({properties_sql(asked)})")
         if only_adds(changes):
             # Delta expects partition columns even in an empty DataFrame.
-            divided = DeltaTable(str(self._path)).metadata().partition_columns
+            divided = self._existing().metadata().partition_columns
             adds = [column for column in have if column.name in divided]
             adds += [change.column for change in changes if isinstance(change, AddColumn)]
             rows = self._spark.range(0).selectExpr(
@@ -116,8 +118,9 @@ class DeltaSilver:
             if detail["clusteringColumns"]:
                 writer = writer.clusterBy(*detail["clusteringColumns"])
         app = silver_table.layout_app_id(stream, self._target, base.generation)
-        with self._rivals_refused():
-            writer.option("txnAppId", app).option("txnVersion", str(position)).save(str(self._path))
+        writer = writer.option("txnAppId", app).option("txnVersion", str(position))
+        with self._with_note(silver_table.commit_note(app, position, base)):
+            writer.save(silver_table.table_ref(self._project, self._target).address)
 
     def commit(self, stream: str, base: Marker, position: int, statement: Statement) -> int:
         """Run one statement that carries the marker."""
@@ -126,9 +129,8 @@ class DeltaSilver:
         with self._marked(stream, base, base.generation, position):
             self._spark.sql(statement(self.name))
         version = self._committed_version(stream, base.generation, position)
-        foreign_commit = find_concurrent_commit(
-            self._project, self._target, stream, -1 if base.version is None else base.version, version
-        )
+        planned_on = -1 if base.version is None else base.version
+        foreign_commit = self._log.concurrent_commit(stream, planned_on, version)
         if foreign_commit is not None:
             raise OtherWriter(
                 f"{self._target.label} was modified outside cdc_lake: {foreign_commit.text}", where=self._target.label
@@ -155,10 +157,13 @@ class DeltaSilver:
 
     def _properties(self) -> dict[str, str]:
         """Properties that a REPLACE would reset (version retention); not column numbers, which it renews."""
-        if not (self._path / "_delta_log").exists():
-            return {}
-        configuration = DeltaTable(str(self._path)).metadata().configuration
-        return {key: value for key, value in configuration.items() if key != "delta.columnMapping.maxColumnId"}
+        properties = self._log.properties() or {}
+        return {key: value for key, value in properties.items() if key != "delta.columnMapping.maxColumnId"}
+
+    def _existing(self) -> DeltaTable:
+        table = self._log.open()
+        assert table is not None, "only an existing table is asked"
+        return table
 
     def _clauses(self, stream: str, table_properties: Mapping[str, str] | None = None) -> str:
         """The clauses of CREATE and REPLACE TABLE after the columns; `table_properties`: existing properties."""
@@ -168,22 +173,33 @@ class DeltaSilver:
         properties = {**others, "delta.checkpointInterval": "100", **own}
         clustered = f" CLUSTER BY ({silver_table.cluster_sql(self._target)})" if self._target.cluster_by else ""
         divided = f"{silver_table.partition_sql(self._target)}{clustered}"
-        return f"USING delta{divided} COMMENT {comment} TBLPROPERTIES ({properties_sql(properties)})"
+        ref = silver_table.table_ref(self._project, self._target)
+        place = f" LOCATION {literal(str(ref.address))}" if ref.is_registered else ""
+        return f"USING delta{divided}{place} COMMENT {comment} TBLPROPERTIES ({properties_sql(properties)})"
 
     @contextmanager
     def _marked(self, stream: str, base: Marker, generation: int, position: int) -> Iterator[None]:
         """Let the commit of the one statement inside carry the marker."""
         conf = self._spark.conf
-        conf.set(_APP, silver_table.app_id(stream, self._target, generation))
+        app = silver_table.app_id(stream, self._target, generation)
+        conf.set(_APP, app)
         conf.set(_VERSION, str(position))
-        conf.set(_PLANNED, silver_table.planned_for(base.position))
         try:
-            with self._rivals_refused():
+            with self._with_note(silver_table.commit_note(app, position, base)):
                 yield
         finally:
             conf.unset(_APP)
             conf.unset(_VERSION)
-            conf.unset(_PLANNED)
+
+    @contextmanager
+    def _with_note(self, note: str) -> Iterator[None]:
+        """Let the commit of the one statement inside carry a note."""
+        self._spark.conf.set(_NOTE, note)
+        try:
+            with self._rivals_refused():
+                yield
+        finally:
+            self._spark.conf.unset(_NOTE)
 
     def _committed_version(self, stream: str, generation: int, position: int) -> int:
         """The version that was just committed. Raises ConcurrentModification if Delta skipped the statement."""
@@ -206,6 +222,41 @@ class DeltaSilver:
             if is_conflict(cause):
                 raise ConcurrentModification(f"another writer committed to {self._target.label}") from cause
             raise
+
+
+_REGISTERED: set[tuple[str | None, str, str | None]] = set()
+_LOCATION: Final = re.compile(r"(?m)^Location: (?:file:/*(?=/))?(.+)$")
+
+
+def register(spark: SparkSession, project: Project, target: Target) -> None:
+    """Register an existing table in the metastore, if the pipeline has one, or prepare its name to be created.
+
+    A name whose table is no longer at our address, because its folder was moved away, is removed. Raises
+    NameElsewhere, OtherCatalog.
+    """
+    ref, metastore = silver_table.table_ref(project, target), project.pipeline.lake.delta.metastore
+    if not ref.is_registered:
+        return
+    exists = DeltaTableLog(project, target).exists()
+    if (known := (metastore, ref.sql, ref.address)) in _REGISTERED and exists:
+        return
+    uris = spark.conf.get("spark.hadoop.hive.metastore.uris", None)
+    if spark.conf.get("spark.sql.catalogImplementation", None) != "hive" or uris not in (None, metastore):
+        raise OtherCatalog(f"this session of Spark does not use the Hive metastore {metastore}", where=project.name)
+    namespace = quote_identifier(target.namespace)
+    spark.sql(f"CREATE DATABASE IF NOT EXISTS {namespace}")
+    row = spark.sql(f"SHOW TABLE EXTENDED IN {namespace} LIKE {literal(target.name)}").first()
+    if row is not None:
+        location = _LOCATION.search(row["information"])
+        if location is None or location[1].rstrip("/") != ref.address:
+            place = "a view" if location is None else f"at {location[1]}"
+            raise NameElsewhere(f"{target.label} in the metastore is {place}, not at {ref.address}", where=target.label)
+        if not exists:
+            spark.sql(f"DROP TABLE {ref.sql}")
+    elif exists:
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {ref.sql} USING delta LOCATION {literal(str(ref.address))}")
+    if exists:
+        _REGISTERED.add(known)
 
 
 def is_conflict(cause: Exception) -> bool:

@@ -49,6 +49,12 @@ class DeltaStorage(Protocol):
     def open(self) -> DeltaTable | None:
         """The newest version, None if there is no table."""
 
+    def read(self, version: int | None = None) -> DeltaTable | None:
+        """A version that another program may have written, the newest by default; None if there is no table.
+
+        Raises DeltaError if the table does not have the version.
+        """
+
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
         """Create the empty table, at version 0. Raises BronzeNotWritten."""
 
@@ -119,8 +125,16 @@ class LocalDeltaStorage:
         return str(self.folder / relative)
 
     def open(self) -> DeltaTable | None:
+        """Repairs the log first if a power failure truncated it."""
+        delta_log.mend(self.folder)
+        return self.read()
+
+    def read(self, version: int | None = None) -> DeltaTable | None:
         """Reads the log."""
-        return delta_log.open_table(self.folder)
+        try:
+            return DeltaTable(str(self.folder), version=version)
+        except TableNotFoundError:
+            return None
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
         """Also creates the folder."""
@@ -222,6 +236,16 @@ class ObjectStoreDeltaStorage(StoreFolder):
 
         return self._persist(newest)
 
+    def read(self, version: int | None = None) -> DeltaTable | None:
+        """A version without a log entry does not exist any more."""
+        table = self.open()
+        if table is None or version is None or version == table.version():
+            return table
+        if self.entry(version) is None:
+            raise DeltaError(f"{self.name} does not have version {version}")
+        self._persist(lambda: table.load_as_version(version))
+        return table
+
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
         """By a conditional put of version 0, which counts if it succeeded although the call failed.
 
@@ -235,6 +259,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
                 mode="error",
                 configuration={"delta.checkpointInterval": str(delta_log.CHECKPOINT_INTERVAL), **properties},
                 raise_if_key_not_exists=False,  # properties of our own are not Delta's
+                commit_properties=delta_log.CREATION,
                 storage_options=self._store.delta_options,
             )
         except (DeltaError, OSError) as cause:
@@ -245,7 +270,20 @@ class ObjectStoreDeltaStorage(StoreFolder):
 
     def refresh(self, table: DeltaTable) -> None:
         """Looks for the next log entry, and for the last checkpoint if there is none. Raises StaleObjectListing."""
+        self._renew_keys(table)
         self._persist(lambda: self._advance(table))
+
+    def _renew_keys(self, table: DeltaTable) -> None:
+        """Open a table again, at its version, if its temporary keys were replaced: it keeps those it was opened with,
+        and they may expire ten minutes later.
+        """
+
+        def renew() -> None:
+            options = self._store.delta_options
+            if options != table._storage_options:  # noqa: SLF001 - deltalake has no other word for it
+                table.__init__(self.name, version=table.version(), storage_options=options)
+
+        self._persist(renew)
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """Retries for as long as `patience` allows."""
@@ -287,6 +325,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
 
     def _commit(self, table: DeltaTable, actions: Sequence[Action], apps: Mapping[str, int], note: Note) -> int:
         mark = str(uuid4())
+        self._renew_keys(table)
 
         def put() -> int:
             try:
@@ -316,6 +355,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
     def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Note) -> int:
         """Put the log entry of the next version."""
         mark = str(uuid4())
+        self._renew_keys(table)
 
         def put() -> int:
             return delta_log.submit_properties(table, properties, note=note, mark=mark, read=self._peek)
@@ -329,6 +369,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
 
     def checkpoint(self, table: DeltaTable) -> None:
         """Writes one object."""
+        self._renew_keys(table)
         self._persist(table.create_checkpoint)
 
     def leftovers(

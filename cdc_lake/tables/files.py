@@ -58,18 +58,6 @@ def make_folder(folder: Path, *, durable: bool = True) -> None:
         _ON_DISK.add(folder_id)
 
 
-def write_rows(rows: pa.Table, path: Path) -> None:
-    """Write a durable Parquet file under its name, completely or not at all; its folder is created."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".part")
-    with temporary.open("wb") as file:
-        pq.write_table(rows, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync(path.parent)
-
-
 T = TypeVar("T")
 
 

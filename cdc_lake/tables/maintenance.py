@@ -14,28 +14,28 @@ table before a point in time, so the oldest version to keep decides. Delta remov
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
+import pyarrow.fs as pafs
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import SilverBusy
+from cdc_lake.errors import ConcurrentModification, SilverBusy
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.observability.failpoints import SILVER_COMPACTED, SILVER_EXPIRED, failpoint
-from cdc_lake.tables.delta_log import entry_at, json_lines
-from cdc_lake.tables.delta_silver import DeltaSilver, is_conflict
-from cdc_lake.tables.iceberg_silver import IcebergSilver, is_commit_lost
-from cdc_lake.tables.silver_table import APP_PROPERTY, iceberg_table, repeat_on_conflict
-from cdc_lake.tables.types import literal
+from cdc_lake.tables.delta_silver import is_conflict, register
+from cdc_lake.tables.delta_table_log import DeltaTableLog
+from cdc_lake.tables.iceberg_silver import is_commit_lost
+from cdc_lake.tables.iceberg_table_log import iceberg_table
+from cdc_lake.tables.silver_table import APP_PROPERTY, repeat_on_conflict, table_ref
+from cdc_lake.tables.types import literal, properties_sql
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -94,15 +94,11 @@ def retry_on_conflict(work: Callable[[], _R], target: Target, lost: Callable[[Ex
     return repeat_on_conflict(work, lost, SilverBusy(text), _TRIES)
 
 
-def measure_files(folder: Path | None) -> tuple[int, int]:
-    """Data files below a local folder, and their bytes; zeros if there is none."""
-    if folder is None:
-        return 0, 0
-    sizes: list[int] = []
-    for file in (file for kind in ("*.parquet", "*.bin", "*.puffin") for file in folder.rglob(kind)):
-        with suppress(FileNotFoundError):  # apply commits concurrently
-            sizes += [] if "_delta_log" in file.parts else [file.stat().st_size]
-    return len(sizes), sum(sizes)
+def measure_files(filesystem: pafs.FileSystem, folder: str) -> tuple[int, int]:
+    """Data files below a folder, and their bytes; zeros if there is none."""
+    files = filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=True))
+    sizes = [f.size for f in files if f.extension in {"parquet", "bin", "puffin"} and "/_delta_log/" not in f.path]
+    return len(sizes), sum(size or 0 for size in sizes)  # a file without a size was removed meanwhile
 
 
 def megabytes(size: int) -> str:
@@ -126,7 +122,6 @@ class IcebergSilverMaintenance:
         self._project = project
         self._target = target
         self._catalog = project.pipeline.lake.iceberg.catalog
-        self._name = IcebergSilver(spark, project, target).name
 
     def plan_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
         """By the sizes of files."""
@@ -157,27 +152,26 @@ class IcebergSilverMaintenance:
         table = self._table()
         if table is None or table.current_snapshot() is None:
             return
-        folder = _folder(table)
         yield from self._rewrite_files(table)
         failpoint(SILVER_COMPACTED)
         table = self._table()
         assert table is not None  # nothing drops a silver table
         if spent := spent_versions(table, keep):
-            had, bytes_ = measure_files(folder)
+            had, bytes_ = _measure_table(table)
             # a very old `older_than` disables Iceberg's own rule of age
             listed = ", ".join(f"{version}L" for version in spent)
             arguments = f"older_than => TIMESTAMP '1970-01-01 00:00:00', snapshot_ids => array({listed})"
             self._call_again("expire_snapshots", arguments)
-            has, left = measure_files(folder)
+            has, left = _measure_table(table)
             files = f"{pluralize(had - has, 'file')} ({megabytes(bytes_ - left)})"
             text = f"{pluralize(len(spent), 'version')} expired, and {files} with them"
             yield MaintenanceStep("expiry", text, {"versions": len(spent), "files": had - has, "bytes": bytes_ - left})
         failpoint(SILVER_EXPIRED)
-        had, bytes_ = measure_files(folder)
+        had, bytes_ = _measure_table(table)
         before = min(keep.since, now - _ORPHAN)
         orphans = self._call("remove_orphan_files", f"older_than => {_time(before)}", many=True)
         if orphans:
-            _, left = measure_files(folder)
+            _, left = _measure_table(table)
             text = f"{pluralize(len(orphans), 'file')} ({megabytes(bytes_ - left)}) no longer needed removed"
             yield MaintenanceStep("removal", text, {"files": len(orphans), "bytes": bytes_ - left})
 
@@ -249,10 +243,11 @@ def spent_versions(table: Table, keep: Keep) -> list[int]:
     ]
 
 
-def _folder(table: Table) -> Path | None:
-    """The table's folder, if it is local."""
-    parts = urlsplit(table.location())
-    return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None
+def _measure_table(table: Table) -> tuple[int, int]:
+    from cdc_lake.tables.iceberg_io import arrow_io  # noqa: PLC0415 - imports pyiceberg
+
+    scheme, netloc, path = arrow_io(table).parse_location(table.location(), table.io.properties)
+    return measure_files(arrow_io(table).fs_by_scheme(scheme, netloc), path)
 
 
 def _time(moment: datetime) -> str:
@@ -278,8 +273,9 @@ class DeltaSilverMaintenance:
     def __init__(self, spark: SparkSession, project: Project, target: Target, before: timedelta = _BEFORE) -> None:
         self._spark = spark
         self._target = target
-        self._path = project.silver_path(target)
-        self._name = DeltaSilver(spark, project, target).name
+        self._log = DeltaTableLog(project, target)
+        register(spark, project, target)
+        self._name = table_ref(project, target).sql
         self._before = before
         for key, value in _SETTINGS.items():
             spark.conf.set(key, value)
@@ -287,7 +283,8 @@ class DeltaSilverMaintenance:
     def plan_steps(self, keep: Keep, now: datetime) -> Iterator[MaintenanceStep]:
         """By the sizes of files; clustering may do more."""
         del now
-        table = DeltaTable(str(self._path))
+        table = self._log.open()
+        assert table is not None, "only existing tables are maintained"
         parts = table.metadata().partition_columns
         files = pa.table(table.get_add_actions(flatten=True))
         small = files.filter(pc.less(files["size_bytes"], SMALL_FILE))
@@ -321,9 +318,10 @@ class DeltaSilverMaintenance:
         failpoint(SILVER_COMPACTED)
         if (hours := self._hours(keep)) is None:
             return
-        had, bytes_ = measure_files(self._path)
+        storage = self._log.storage
+        had, bytes_ = measure_files(storage.filesystem, storage.path(""))
         self._spark.sql(f"VACUUM {self._name} RETAIN {hours} HOURS").collect()
-        has, left = measure_files(self._path)
+        has, left = measure_files(storage.filesystem, storage.path(""))
         if has < had:
             text = f"{pluralize(had - has, 'file')} ({megabytes(bytes_ - left)}) no longer needed removed"
             yield MaintenanceStep("removal", text, {"files": had - has, "bytes": bytes_ - left})
@@ -335,13 +333,99 @@ class DeltaSilverMaintenance:
         VACUUM rounds to the nearest hour (tried: 0.4 hours became 0).
         """
         since = keep.since
-        newest = DeltaTable(str(self._path)).version()
+        newest = self._log.version()
         for version in keep.versions:
-            if version >= newest:
+            if newest is not None and version >= newest:
                 continue
-            actions = json_lines(entry_at(self._path, version) or "")
-            info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
-            if info is None:
+            committed = self._log.committed_at(version)
+            if committed is None:
                 return None
-            since = min(since, datetime.fromtimestamp(info["timestamp"] / 1000, UTC) - self._before)
+            since = min(since, committed - self._before)
         return max(0, math.ceil((datetime.now(UTC) - since).total_seconds() / 3600))
+
+
+TAG_PREFIX = "cut_"
+"""Our tags are `cut_<name of the pin>`."""
+
+_TAG_TRIES = 5  # of a commit that conflicts with another one in the catalog
+
+
+def set_tags(project: Project, target: Target, wanted: Mapping[str, int]) -> tuple[str, ...]:
+    """Make an Iceberg table's tags of cuts exactly these, tag → version; returns those whose version is missing.
+
+    Raises ConcurrentModification if others keep committing to the table.
+    """
+    from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
+
+    overtaken: Exception | None = None
+    for _ in range(_TAG_TRIES):
+        table = iceberg_table(project, target)
+        if table is None:
+            return tuple(wanted)
+        try:
+            return _set_refs(table, wanted)
+        except CommitFailedException as cause:
+            overtaken = cause
+    raise ConcurrentModification(f"another writer is committing to {target.label}") from overtaken
+
+
+def _set_refs(table: Table, wanted: Mapping[str, int]) -> tuple[str, ...]:
+    tags = {name: ref.snapshot_id for name, ref in table.refs().items() if name.startswith(TAG_PREFIX)}
+    gone = tuple(name for name, version in wanted.items() if table.snapshot_by_id(version) is None)
+    new_tags = {name: version for name, version in wanted.items() if name not in gone and tags.get(name) != version}
+    left = [name for name in tags if name in new_tags or name not in wanted]
+    for name in left:
+        table.manage_snapshots().remove_tag(name).commit()
+    for name, version in new_tags.items():
+        table.manage_snapshots().create_tag(version, name).commit()
+    return gone
+
+
+FILES, LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
+_OURS = "cdc_lake.promised"  # JSON: the hours we set, and the former value
+_DEFAULTS = {FILES: timedelta(days=7), LOG: timedelta(days=30)}  # Delta's defaults
+_EVER = timedelta(days=36_500)
+_DAY = timedelta(days=1)  # log clean-up uses whole days
+_INTERVAL = re.compile(r"interval\s+([0-9]+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
+
+
+def retention_changes(project: Project, target: Target, needed: timedelta | None) -> tuple[str, ...]:
+    """The SQL that makes a table keep old versions as long as pins need; nothing if it does already.
+
+    `needed`: time from a cut until its pin ends; `timedelta.max` if one has no end, None if there are none.
+    """
+    have, name = DeltaTableLog(project, target).properties(), table_ref(project, target).by_address
+    if have is None:
+        return ()
+    own_record = json.loads(have.get(_OURS) or "{}")
+    before = own_record.get("before") or {key: have.get(key) for key in (FILES, LOG)}
+    if needed is None:
+        return _put_back(name, before) if own_record else ()
+    hours = _hours(min(needed, _EVER - _DAY) + _DAY)
+    if own_record.get("hours") == hours or (
+        not own_record and all(_retention_hours(before, k) >= hours for k in (FILES, LOG))
+    ):
+        return ()
+    sets = {key: f"interval {max(hours, _retention_hours(before, key))} hours" for key in (FILES, LOG)}
+    return (_set_properties(name, {**sets, _OURS: json.dumps({"hours": hours, "before": before})}),)
+
+
+def _put_back(name: str, before: Mapping[str, str | None]) -> tuple[str, ...]:
+    values = {key: value for key, value in before.items() if value is not None}
+    gone = ", ".join(literal(key) for key in (_OURS, *(key for key in before if key not in values)))
+    unset = f"ALTER TABLE {name} UNSET TBLPROPERTIES IF EXISTS ({gone})"
+    return (_set_properties(name, values), unset) if values else (unset,)
+
+
+def _set_properties(name: str, properties: Mapping[str, str]) -> str:
+    return f"ALTER TABLE {name} SET TBLPROPERTIES ({properties_sql(properties)})"
+
+
+def _retention_hours(have: Mapping[str, str | None], key: str) -> int:
+    """The retention in hours."""
+    interval = _INTERVAL.fullmatch((have.get(key) or "").strip())
+    return _hours(_DEFAULTS[key] if interval is None else timedelta(**{f"{interval[2].lower()}s": int(interval[1])}))
+
+
+def _hours(time: timedelta) -> int:
+    return -(-time // timedelta(hours=1))

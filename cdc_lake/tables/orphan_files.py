@@ -218,9 +218,9 @@ def mark_replaced(table: Table, paths: Sequence[str]) -> None:
 
 def local_path(table: Table, location: str) -> Path | None:
     """The local path of a file or folder of the table, None if it is not local."""
-    from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415
+    from cdc_lake.tables.iceberg_io import arrow_io  # noqa: PLC0415
 
-    scheme, _, path = PyArrowFileIO.parse_location(location, table.io.properties)
+    scheme, _, path = arrow_io(table).parse_location(location, table.io.properties)
     return Path(path) if scheme == "file" else None
 
 
@@ -244,9 +244,9 @@ def _in_store(log: IcebergLog, now: float, files_seconds: float) -> OrphanFiles 
 
 def _folder(table: Table) -> str:
     """The table's folder as the file system of its store has it."""
-    from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415
+    from cdc_lake.tables.iceberg_io import arrow_io  # noqa: PLC0415
 
-    return str(PyArrowFileIO.parse_location(table.location(), table.io.properties)[2]).rstrip("/")
+    return str(arrow_io(table).parse_location(table.location(), table.io.properties)[2]).rstrip("/")
 
 
 def _locations(log: IcebergLog) -> set[str]:

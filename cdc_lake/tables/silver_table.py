@@ -1,8 +1,12 @@
-"""The port of silver tables of any format: watermark, schema changes, commits, physical layout, and owner.
+"""The ports of silver tables of any format: what changes a table (`SilverStore`), and what the table itself says
+(`TableLog`): watermark, commits of other writers, statistics, rows of any version. The log is read without a JVM.
 
-The watermark is read from the table's own commits and nowhere else, without a JVM. Delta stores it as the version of an
-application transaction, Iceberg as a property of the snapshot's summary. The version of a compaction has no such
-property, so Iceberg's ancestors are walked until one has it.
+A version is what a cut refers to: Delta's table version, Iceberg's snapshot id. A commit without our marker that
+changes rows is foreign; compaction and column changes are not. A restore to an older version is distinguished from a
+write.
+
+The watermark is read from the table's own commits and nowhere else. Delta stores it as the version
+of an application transaction, Iceberg as a property of the snapshot's summary.
 
 The application id names stream, table and **generation**: the number of the table's content. The single commit of a
 rebuild begins the next generation, so the table itself contains the current one: on Delta as a property set by this
@@ -20,25 +24,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
 
-import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
+import pyarrow as pa
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.silver_tables import PROPERTY, Partition
 from cdc_lake.errors import CdcLakeError, SilverMissing
-from cdc_lake.tables.catalog import catalog_address, is_there, open_catalog, reaching
-from cdc_lake.tables.delta_log import entry_at
+from cdc_lake.tables.files import grouped
+from cdc_lake.tables.object_store import LEASE
 from cdc_lake.tables.types import SilverColumn, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
+    from pyspark.sql import DataFrame, SparkSession
 
     from cdc_lake.tables.schema_evolution import SchemaChange
 
@@ -46,11 +48,14 @@ if TYPE_CHECKING:
 FIRST = 1
 """The generation of a stream's first content."""
 
+_FORMER_NOTE: Final = re.compile(r"cdc_lake: planned for (?:no watermark|(\d+))")  # before version 0.5
+
 GENERATION_PROPERTY = "cdc_lake.generation"
 """Property of a Delta table whose content is not the first."""
 
 POSITION_PROPERTY = "cdc-lake.position"
 APP_PROPERTY = "cdc-lake.app"
+EPOCH_PROPERTY = "cdc-lake.epoch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,72 +87,59 @@ def written_by(stream: str, target: Target) -> str:
     return f"cdc_lake:{stream}:{target.label}:"
 
 
-def planned_for(position: int | None) -> str:
-    """Note in a commit to a Delta table: the watermark for which it was planned."""
-    return f"cdc_lake: planned for {'no watermark' if position is None else position}"
-
-
-def read_marker(project: Project, target: Target, stream: str, version: int | None = None) -> Marker:
-    """The watermark and version of a silver table, now or at a version; both None if the table does not exist.
-
-    Raises SilverMissing if the table exists and the version does not.
+def commit_note(app: str, position: int | None, base: Marker) -> str:
+    """Metadata of a commit to a Delta table: its marker, the watermark for which it was planned, and the number of the
+    holder of the lease under which it was made. `position` None: new content without a watermark.
     """
+    note = {"app": app, "position": position, "planned_for": base.position}
+    lease = LEASE.get()
+    return json.dumps({"cdc_lake": note if lease is None else {**note, "epoch": lease.epoch}})
+
+
+def planned_for(note: str) -> tuple[int | None] | None:
+    """The watermark for which a commit with this metadata was planned; None if it does not say."""
+    if former := _FORMER_NOTE.fullmatch(note):
+        return (None if former[1] is None else int(former[1]),)
+    with suppress(ValueError, KeyError, TypeError):  # metadata of another program
+        planned = json.loads(note)["cdc_lake"]["planned_for"]
+        return (None if planned is None else int(planned),)
+    return None
+
+
+def noted_app(note: str | None) -> tuple[str, int | None]:
+    """Application id and position in the metadata of a commit; the id is empty if it is not ours, or older than 0.5."""
+    with suppress(ValueError, KeyError, TypeError):  # metadata of another program
+        mark = json.loads(note or "")["cdc_lake"]
+        return str(mark["app"]), None if mark["position"] is None else int(mark["position"])
+    return "", None
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """Where a silver table is. `sql`: its name in Spark; `address`: its folder or URI, None if a catalog decides."""
+
+    sql: str
+    address: str | None
+
+    @property
+    def by_address(self) -> str:
+        """Its name in Spark even if it is not registered yet."""
+        return self.sql if self.address is None else f"delta.{quote_identifier(self.address)}"
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether it is at an address, and has a name in the metastore too."""
+        return self.sql != self.by_address
+
+
+def table_ref(project: Project, target: Target) -> TableRef:
+    """Where the silver table of a target is: every place that a table can have is decided here."""
+    name = ".".join(map(quote_identifier, (target.namespace, target.name)))
     if target.format == "delta":
-        return _delta_marker(project, target, stream, version)
-    table = iceberg_table(project, target)
-    if table is None:
-        return Marker(None, None)
-    head = table.current_snapshot() if version is None else table.snapshot_by_id(version)
-    if head is None and version is not None:
-        raise SilverMissing(target.label, version)
-    return _iceberg_marker(table, head, written_by(stream, target))
-
-
-def delta_table(project: Project, target: Target) -> DeltaTable | None:
-    """The newest version of a Delta silver table, None if it does not exist."""
-    try:
-        return DeltaTable(str(project.silver_path(target)))
-    except TableNotFoundError:
-        return None
-
-
-def iceberg_table(project: Project, target: Target) -> Table | None:
-    """The current Iceberg silver table, None if it does not exist. Raises CatalogUnreachable."""
-    address = catalog_address(project)
-    if not is_there(address):
-        return None
-    catalog = open_catalog(address)
-    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
-
-    with reaching(address):
-        try:
-            return catalog.load_table((target.namespace, target.name))
-        except NoSuchTableError:
-            return None
-
-
-def _delta_marker(project: Project, target: Target, stream: str, version: int | None) -> Marker:
-    try:
-        table = DeltaTable(str(project.silver_path(target)), version=version)
-    except TableNotFoundError:
-        return Marker(None, None)
-    except DeltaError as cause:
-        if version is None:
-            raise
-        raise SilverMissing(target.label, version) from cause
-    generation = int(table.metadata().configuration.get(GENERATION_PROPERTY, FIRST))
-    return Marker(table.transaction_version(app_id(stream, target, generation)), table.version(), generation)
-
-
-def _iceberg_marker(table: Table, head: Snapshot | None, writer: str) -> Marker:
-    version = head
-    while version is not None:
-        summary = version.summary.additional_properties if version.summary else {}
-        app = summary.get(APP_PROPERTY, "")
-        if app.startswith(writer) and head is not None:
-            return Marker(int(summary[POSITION_PROPERTY]), head.snapshot_id, int(app.removeprefix(writer)))
-        version = table.snapshot_by_id(version.parent_snapshot_id) if version.parent_snapshot_id else None
-    return Marker(None, head.snapshot_id if head else None)
+        address = str(project.silver_address(target) or project.silver_path(target))
+        by_name = project.pipeline.lake.delta.metastore is not None and "/" not in target.namespace  # as a draft's
+        return TableRef(name if by_name else f"delta.{quote_identifier(address)}", address)
+    return TableRef(f"{project.pipeline.lake.iceberg.catalog}.{name}", None)
 
 
 _R = TypeVar("_R")
@@ -235,28 +227,6 @@ class TableLayout:
     cluster_by: tuple[str, ...]
 
 
-def actual_layout(project: Project, target: Target) -> TableLayout | None:
-    """How the table was created, None if it does not exist. Without a JVM."""
-    if target.format == "delta":
-        delta = delta_table(project, target)
-        if delta is None:
-            return None
-        metadata = delta.metadata()
-        return _parse_layout(metadata.configuration, tuple(metadata.partition_columns))
-    table = iceberg_table(project, target)
-    if table is None:
-        return None
-    names = {field.field_id: field.name for field in table.schema().fields}
-    parts = [_iceberg_partition(str(f.transform), names[f.source_id]) for f in table.spec().fields]
-    return _parse_layout(table.properties, tuple(map(str, parts)))
-
-
-def clustered_once(project: Project, target: Target) -> bool:
-    """Whether the table is a Delta table that was ever clustered: Delta then refuses to partition it (tried)."""
-    table = delta_table(project, target) if target.format == "delta" else None
-    return table is not None and "clustering" in (table.protocol().writer_features or ())
-
-
 def declared_layout(target: Target) -> TableLayout:
     """How the pipeline file wants the table created."""
     partitions = tuple(str(Partition.parse(text)) for text in target.partition_by)
@@ -289,7 +259,8 @@ def _layout_properties(target: Target) -> dict[str, str]:
     return {PROPERTY: target.transforms.fingerprint, CLUSTER: ",".join(target.cluster_by)}
 
 
-def _parse_layout(properties: Mapping[str, str], partitions: tuple[str, ...]) -> TableLayout:
+def parse_layout(properties: Mapping[str, str], partitions: tuple[str, ...]) -> TableLayout:
+    """The layout of a table with these properties and partitions."""
     cluster = tuple(name for name in properties.get(CLUSTER, "").split(",") if name)
     return TableLayout(properties.get(PROPERTY, ""), partitions, cluster)
 
@@ -301,22 +272,13 @@ def _partition_sql(partition: Partition) -> str:
     return f"{partition.transform}({number}{quote_identifier(partition.column)})"
 
 
-def _iceberg_partition(transform: str, column: str) -> Partition:
-    """Iceberg's name of a transform: `day`, `bucket[16]`, `identity`."""
-    name, _, number = transform.rstrip("]").partition("[")
-    if name == "identity":
-        return Partition(column)
-    words = {"year": "years", "month": "months", "day": "days", "hour": "hours"}
-    return Partition(column, words.get(name, name), int(number or 0))
-
-
 PIPELINE: Final = "cdc_lake.pipeline"
 STREAM: Final = "cdc_lake.stream"
 OWNER: Final = frozenset({PIPELINE, STREAM})
 """Properties that record the owner of a table; replacing the table replaces them."""
 
 _APP: Final = re.compile(r"cdc_lake:(?P<stream>.+):[^:]+:\d+", re.DOTALL)
-_COMMENT: Final = re.compile(r"current rows of (?P<source>.+), by cdc_lake", re.DOTALL)
+COMMENT: Final = re.compile(r"current rows of (?P<source>.+), by cdc_lake", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,57 +303,192 @@ def owner_properties(project: Project, stream: str) -> dict[str, str]:
     return {PIPELINE: project.name, STREAM: stream}
 
 
-def read_owner(project: Project, target: Target) -> Owner | None:
-    """The owner of a silver table; None if there is no table. Without a JVM."""
-    if target.format == "delta":
-        delta = delta_table(project, target)
-        return None if delta is None else _delta_owner(delta, project.silver_path(target))
-    table = iceberg_table(project, target)
-    return None if table is None else _iceberg_owner(table)
-
-
-def _delta_owner(table: DeltaTable, folder: Path) -> Owner:
-    metadata = table.metadata()
-    pipeline, stream = metadata.configuration.get(PIPELINE), metadata.configuration.get(STREAM)
-    if stream is None:
-        stream = next(_delta_streams(folder, table.version()), None)
-    made_here = _COMMENT.fullmatch(metadata.description or "")
-    unused = made_here is not None and stream is None and not table.file_uris()
-    return Owner(pipeline, stream, unused, made_here and made_here["source"])
-
-
-def _delta_streams(folder: Path, version: int) -> Iterator[str]:
-    """The streams of the markers in a Delta table's log, newest commit first."""
-    for number in range(version, -1, -1):
-        text = entry_at(folder, number)
-        if text is None:
-            break
-        for line in text.split("\n"):
-            if '"txn"' in line and (stream := _stream_of(json.loads(line).get("txn", {}).get("appId", ""))):
-                yield stream
-    checkpoints = sorted((folder / "_delta_log").glob("*.checkpoint*.parquet"), reverse=True)
-    newest = [checkpoint for checkpoint in checkpoints if checkpoint.name[:20] == checkpoints[0].name[:20]]
-    marks: list[tuple[int, str]] = []
-    for part in newest:
-        if "txn" in pq.read_schema(part).names:
-            rows = [row for row in pq.read_table(part, columns=["txn"])["txn"].to_pylist() if row is not None]
-            marks += [(row.get("lastUpdated") or 0, row.get("appId") or "") for row in rows]
-    yield from (stream for _, app in sorted(marks, reverse=True) if (stream := _stream_of(app)))
-
-
-def _iceberg_owner(table: Table) -> Owner:
-    pipeline, stream = table.properties.get(PIPELINE), table.properties.get(STREAM)
-    version = head = table.current_snapshot()
-    while stream is None and version is not None:
-        app = version.summary.additional_properties.get(APP_PROPERTY, "") if version.summary else ""
-        stream = _stream_of(app)
-        version = table.snapshot_by_id(version.parent_snapshot_id) if version.parent_snapshot_id else None
-    made_here = _COMMENT.fullmatch(table.properties.get("comment", ""))
-    return Owner(
-        pipeline, stream, made_here is not None and stream is None and head is None, made_here and made_here["source"]
-    )
-
-
-def _stream_of(app: str) -> str | None:
+def stream_of(app: str) -> str | None:
+    """The stream in an application id, None if it is not one of a merge."""
     app_match = _APP.fullmatch(app)
     return None if app_match is None else app_match["stream"]
+
+
+_ROWS_AT_ONCE = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignCommit:
+    """`put_back`: the table has older content again; otherwise rows were written. `text` describes the commit."""
+
+    put_back: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitMetrics:
+    """What one commit wrote. `files`, `size`: data files added and all bytes written; `replaced`, `replaced_size`: data
+    files removed, and all bytes removed; `marked`: data files with rows marked as deleted (Delta), or delete files
+    (Iceberg).
+    """
+
+    files: int
+    size: int
+    replaced: int
+    replaced_size: int
+    marked: int
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """The metrics for progress and the control table `runs`."""
+        return {
+            "files_written": self.files,
+            "bytes_written": self.size,
+            "files_replaced": self.replaced,
+            "bytes_replaced": self.replaced_size,
+            "files_marked": self.marked,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatistics:
+    """Data files of the newest version, their bytes, and whether deleted rows are marked in them."""
+
+    files: int
+    size: int
+    marked: bool
+
+
+class TableLog(Protocol):
+    """One silver table. Every method reads the newest state. Raises CatalogUnreachable, StoreUnavailable."""
+
+    def exists(self) -> bool:
+        """Whether the table exists."""
+
+    def version(self) -> int | None:
+        """The newest version; None if the table does not exist or, on Iceberg, has no snapshot yet."""
+
+    def marker(self, stream: str, version: int | None = None) -> Marker:
+        """The watermark and version, now or at a version; both None if the table does not exist.
+
+        Raises SilverMissing if the table exists and the version does not.
+        """
+
+    def is_latest(self, version: int) -> bool:
+        """Whether `version` is certainly the newest: a quick check for every table at every start."""
+
+    def is_replaced(self, stream: str, version: int, position: int) -> bool:
+        """Whether our merge of `position`, committed as `version`, was replaced by another commit: in a local folder, a
+        program that commits at the same time may overwrite its log entry. A version no longer in the log is not
+        checked.
+        """
+
+    def foreign_commit(self, stream: str, known_version: int, now: int, generation: int) -> ForeignCommit | None:
+        """A foreign commit between `known_version`, which had `generation`, and `now`; None if there is none.
+
+        Commits before the first commit of a later generation do not count.
+        """
+
+    def commit_metrics(self, version: int) -> CommitMetrics:
+        """What the commit that made `version` wrote; the commit must be recent."""
+
+    def is_readable(self, version: int) -> bool:
+        """Whether a version has its metadata and its data files."""
+
+    def statistics(self) -> TableStatistics:
+        """Size of the newest version; zeros if the table does not exist or is empty."""
+
+    def all_below(self, version: int | None, column: str, low: int) -> bool:
+        """Whether every value of an integer column at `version` (None: the table is empty) is known to be below `low`.
+
+        Proven by the bounds of each data file; a file without bounds proves nothing.
+        """
+
+    def layout(self) -> TableLayout | None:
+        """How the table was created, None if it does not exist."""
+
+    def was_clustered(self) -> bool:
+        """Whether the table was ever clustered in a way that excludes partitioning."""
+
+    def owner(self) -> Owner | None:
+        """The owner of the table; None if it does not exist."""
+
+    def columns(self) -> tuple[SilverColumn, ...] | None:
+        """The columns with Spark's type names; None if the table does not exist."""
+
+    def read(self, version: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows at a version, the newest by default, in no order.
+
+        Columns have the table's types, text as string or large_string. Raises SilverMissing if the table or the version
+        does not exist.
+        """
+
+    def read_empty(self) -> pa.Table:
+        """No rows, in the columns of the newest version. Raises SilverMissing if there is no table."""
+
+    def read_blocks(self, version: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
+        """The schema at a version, and the rows as from `read`, some 10,000 at a time. Raises SilverMissing."""
+
+    def count_rows(self, version: int | None = None, where: tuple[str, bool] | None = None) -> int:
+        """The number of rows at a version.
+
+        Args:
+            version: The version, the newest by default.
+            where: A boolean column and the value that it has in the rows to be counted; None counts all.
+
+        Raises:
+            SilverMissing: The table or the version does not exist.
+            LakeError: The table cannot be read.
+        """
+
+
+class SqlTable(ABC):
+    """What of the log of a silver table any SQL session can read (`TableLog`); the rows pass through the driver."""
+
+    def __init__(self, spark: SparkSession, target: Target, name: str) -> None:
+        self._spark, self._target, self._name = spark, target, name
+
+    @abstractmethod
+    def is_readable(self, version: int) -> bool:
+        """Whether a version has its metadata."""
+
+    def exists(self) -> bool:
+        """By asking the catalog."""
+        return bool(self._spark.catalog.tableExists(self._name))
+
+    def columns(self) -> tuple[SilverColumn, ...] | None:
+        """From the schema in Spark."""
+        if not self.exists():
+            return None
+        fields = self._frame(None).schema.fields
+        return tuple(SilverColumn(field.name, field.dataType.simpleString()) for field in fields)
+
+    def read(self, version: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """By a query."""
+        return self._frame(version, "*" if columns is None else ", ".join(map(quote_identifier, columns))).toArrow()
+
+    def read_empty(self) -> pa.Table:
+        """The schema of a query."""
+        return self._frame(None).limit(0).toArrow()
+
+    def read_blocks(self, version: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
+        """By a query whose result is in memory."""
+        rows = self.read(version)
+        return rows.schema, group_batches(rows.to_batches(), rows.schema)
+
+    def count_rows(self, version: int | None = None, where: tuple[str, bool] | None = None) -> int:
+        """By a query."""
+        rows = self._frame(version)
+        return int((rows if where is None else rows.where(f"{quote_identifier(where[0])} = {where[1]}")).count())
+
+    def _frame(self, version: int | None, columns: str = "*") -> DataFrame:
+        if not self.exists() or (version is not None and not self.is_readable(version)):
+            raise SilverMissing(self._target.label, version)
+        as_of = "" if version is None else f" VERSION AS OF {version}"
+        return self._spark.sql(f"SELECT {columns} FROM {self._name}{as_of}")
+
+
+def column_names(log: TableLog) -> tuple[str, ...]:
+    """Column names in the table's order; none if the table does not exist."""
+    return tuple(column.name for column in log.columns() or ())
+
+
+def group_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Combine record batches, which may have few rows each, into tables."""
+    groups = grouped(batches, lambda batch: batch.num_rows, _ROWS_AT_ONCE)
+    return (pa.Table.from_batches(group).cast(schema) for group in groups)

@@ -24,12 +24,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from cdc_lake.config.model import Provider, is_local
 from cdc_lake.config.project import Project
-from cdc_lake.errors import JavaMissing, SparkMissing, SparkNotStarted
-from cdc_lake.tables.catalog import REDACTED, catalog_packages, catalog_settings
+from cdc_lake.errors import JavaMissing, LakeFolderUnfit, SparkMissing, SparkNotStarted
+from cdc_lake.tables.catalog import AWS_PACKAGES, REDACTED, catalog_packages, catalog_settings
+from cdc_lake.tables.store_options import hadoop_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 SPARK_VERSION = "4.1.4"
@@ -37,6 +39,31 @@ PACKAGES = (
     "io.delta:delta-spark_4.1_2.13:4.4.0",
     "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
     "org.xerial:sqlite-jdbc:3.51.0.0",
+)
+STORE_PACKAGES: Final[Mapping[Provider, tuple[str, ...]]] = {
+    "s3": (
+        "org.apache.hadoop:hadoop-aws:3.4.2",
+        "software.amazon.awssdk:s3-transfer-manager:2.54.17",
+        *AWS_PACKAGES,
+    ),
+    "azure": ("org.apache.hadoop:hadoop-azure:3.4.2",),
+    "gcs": ("com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26",),
+}
+"""Needed by a lake in an object store: S3A takes most of Amazon's SDK from Iceberg's bundle. Spark cannot download the
+shaded variant of GCS's connector, as its coordinates have no classifier.
+"""
+STORE_CLASS: Final = "cdc_lake.ConditionalPutLogStore"
+_LOG_STORES: Final[Mapping[Provider, tuple[str, str]]] = {
+    "s3": ("s3", STORE_CLASS),
+    "azure": ("abfss", "io.delta.storage.AzureLogStore"),
+    "gcs": ("gs", "io.delta.storage.GCSLogStore"),
+}
+"""Scheme, and the log store of Delta that commits to it on the condition that the version does not exist."""
+_IN_BUNDLE = (
+    "annotations arns auth aws-core aws-query-protocol aws-xml-protocol bundle checksums checksums-spi crt-core "
+    "endpoints-spi http-auth http-auth-aws http-auth-aws-eventstream http-auth-spi http-client-spi identity-spi "
+    "json-utils metrics-spi netty-nio-client profiles protocol-core regions retries retries-spi s3 sdk-core "
+    "third-party-jackson-core utils utils-lite"
 )
 # Included in pyspark: without these exclusions Ivy downloads 148 MB instead of 75 (measured).
 EXCLUDES = (
@@ -63,7 +90,12 @@ EXCLUDES = (
     "org.roaringbitmap:RoaringBitmap",
     "org.roaringbitmap:shims",
     "org.locationtech.jts:jts-core",
+    "commons-codec:commons-codec",
+    "org.wildfly.openssl:wildfly-openssl",
+    "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3",
+    *(f"software.amazon.awssdk:{module}" for module in _IN_BUNDLE.split()),
 )
+LOG_STORE: Final = Path(__file__).with_name("log_store") / "log_store.jar"
 JAVA_MAJORS = (17, 21)
 
 COLLECTOR = "-XX:+UseParallelGC"
@@ -79,6 +111,21 @@ STACK = "-Xss8m"
 Memory is allocated only as far as a thread uses it.
 """
 
+EXTENSIONS: Final = (
+    "io.delta.sql.DeltaSparkSessionExtension",
+    "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+)
+
+_OF_SUBMIT = (
+    "spark.driver.extraJavaOptions",
+    "spark.driver.memory",
+    "spark.jars",
+    "spark.jars.excludes",
+    "spark.jars.packages",
+    "spark.master",
+)
+"""What `spark-submit` has decided before this program begins."""
+
 _ENDS_IT = "org.apache.spark.util.SparkUncaughtExceptionHandler"
 _SUBMIT = "PYSPARK_SUBMIT_ARGS"
 _LOOKED_UP = (
@@ -88,6 +135,8 @@ _LOOKED_UP = (
     ("PythonSQLUtils",),
     ("py4j", "reflection", "TypeUtil"),
 )
+_CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_PASSWORD = "changeit"  # noqa: S105  # of Java's own truststore, which has no secrets
 _PLAIN = re.compile(r"[A-Za-z0-9._/-]")
 _OUT_OF_MEMORY = 52  # SparkExitCode.OOM
 
@@ -96,12 +145,10 @@ CHECKPOINT_FILES: Final = "org.apache.spark.sql.execution.streaming.checkpointin
 RUNTIME_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
-    "spark.sql.shuffle.partitions": str(min(8, os.cpu_count() or 2)),
     # The default of 50 added 3.5 s to every small MERGE (measured, local mode).
     "spark.databricks.delta.snapshotPartitions": "1",
     # Other programs read the default, INT96, as nanoseconds that wrap outside the years 1677 to 2262 (seen).
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     # An overwrite replaces the whole table: `dynamic` would keep partitions without new rows.
     "spark.sql.sources.partitionOverwriteMode": "static",
     # Inferring constraints takes Spark time quadratic in the columns: seen in its stack, with 1,600 of them.
@@ -109,26 +156,37 @@ RUNTIME_SETTINGS = {
 }
 """The settings of every session, including those created by `newSession` and `foreachBatch`."""
 
+_ON_ONE_MACHINE = {
+    "spark.sql.shuffle.partitions": str(min(8, os.cpu_count() or 2)),
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+}
+"""Further ones if no cluster runs the tasks."""
 
-def start(project: Project, *, log: Path | None = None) -> SparkSession:
-    """The session of this process: the existing one of the runtime, otherwise a local one with pinned jars.
 
-    Raises JavaMissing, SparkMissing, SparkNotStarted. The JVM's output goes to `log`, by default
+def start(project: Project, given: SparkSession | None = None, *, log: Path | None = None) -> SparkSession:
+    """The session of this process: the given or existing one of the runtime, otherwise a new one with pinned jars, in
+    the JVM of `spark-submit` if there is one.
+
+    Raises JavaMissing, SparkMissing, SparkNotStarted, LakeFolderUnfit. The JVM's output goes to `log`, by default
     `<lake>/logs/spark.log`, and not to the terminal.
     """
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra: a receiver has no Spark
     except ImportError as cause:
         raise SparkMissing from cause
-    if (active := SparkSession.getActiveSession()) is not None:
-        return apply_settings(active)
+    if (active := given or SparkSession.getActiveSession()) is not None:
+        return _reaching(apply_settings(active), project)
     require_java()
     log = log or project.lake / "logs" / "spark.log"
+    if (storage := project.storage) is not None and storage.ca_file is not None:
+        _write_trust_store(Path(storage.ca_file), _trust_store(project))
     _quiet_gateway()
     builder = SparkSession.builder.appName(f"cdc_lake {project.name}")
-    private = catalog_settings(project)
+    private, submitted = secret_settings(project), "PYSPARK_GATEWAY_PORT" in os.environ
+    if submitted:
+        _require_jars(project)
     for key, value in static_settings(project).items():
-        if key not in private:
+        if key not in (_OF_SUBMIT if submitted else private):
             builder = builder.config(key, value)
     with _settings_by_file(private), _jvm_output_to(log), _own_interrupt():
         try:
@@ -136,7 +194,36 @@ def start(project: Project, *, log: Path | None = None) -> SparkSession:
         except Exception as cause:
             raise SparkNotStarted(f"Spark did not start; its output is in {log}") from cause
     _settle_jvm(spark)
-    return apply_settings(spark)
+    return _reaching(apply_settings(spark), project)
+
+
+def _require_jars(project: Project) -> None:
+    """Raise SparkNotStarted if `spark-submit` was not given the jars: Spark ignores missing extensions."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark
+    from pyspark import SparkContext  # noqa: PLC0415 - an extra: a receiver has no Spark
+
+    SparkContext._ensure_initialized()  # noqa: SLF001 - pyspark has no other word for it
+    jvm = SparkContext._jvm  # noqa: SLF001
+    assert jvm is not None, "`spark-submit` started it"
+    in_s3 = (storage := project.storage) is not None and storage.provider == "s3"
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    for name in (*EXTENSIONS, *([STORE_CLASS] if in_s3 else [])):
+        try:
+            loader.loadClass(name)
+        except Py4JJavaError as cause:
+            given = f"--packages {','.join(packages_of(project))} --exclude-packages {','.join(EXCLUDES)}"
+            given += f" --jars {LOG_STORE}" if in_s3 else ""
+            message = f"`spark-submit` was not given the JAR file of {name}"
+            raise SparkNotStarted(message, hint=f"add `{given}` to `spark-submit`") from cause
+
+
+def _reaching(spark: SparkSession, project: Project) -> SparkSession:
+    """Raise LakeFolderUnfit if tasks run on other machines, and the lake is a folder of this one."""
+    if on_cluster(spark) and project.lake_address is None:
+        message = f"the tasks of {spark.conf.get('spark.master')} would write into folders of other machines"
+        hint = "set `lake.path` to a folder of an object store (for example `s3://bucket/folder`)"
+        raise LakeFolderUnfit(message, where=str(project.lake), hint=hint)
+    return spark
 
 
 def death(spark: SparkSession) -> str | None:
@@ -180,19 +267,55 @@ def derive(spark: SparkSession) -> SparkSession:
     return apply_settings(spark.newSession())
 
 
+@contextmanager
+def temp_view(frame: DataFrame, name: str) -> Iterator[str]:
+    """A temporary view of a frame for SQL in the frame's session, dropped at the end."""
+    frame.createOrReplaceTempView(name)
+    try:
+        yield name
+    finally:
+        frame.sparkSession.catalog.dropTempView(name)
+
+
 def apply_settings(spark: SparkSession) -> SparkSession:
     """The session, with the runtime settings applied."""
-    for key, value in RUNTIME_SETTINGS.items():
+    for key, value in (RUNTIME_SETTINGS if on_cluster(spark) else RUNTIME_SETTINGS | _ON_ONE_MACHINE).items():
         spark.conf.set(key, value)
     return spark
 
 
+def on_cluster(spark: SparkSession) -> bool:
+    """Whether other machines run the tasks."""
+    return not is_local(str(spark.conf.get("spark.master", "")))
+
+
+def cluster_cores(spark: SparkSession) -> int | None:
+    """The cores of the executors that are there now, None if tasks run on this machine."""
+    return spark.sparkContext.defaultParallelism if on_cluster(spark) else None
+
+
+def materialize(frame: DataFrame, *, large: bool = False) -> DataFrame:
+    """A frame that is computed only once: on a cluster it survives the loss of executors. `large`: it is computed when
+    it is first used, and does not stay in memory.
+    """
+    if on_cluster(frame.sparkSession):
+        return frame.checkpoint(eager=not large)
+    if not large:
+        return frame.localCheckpoint()
+    from pyspark import StorageLevel  # noqa: PLC0415 - an extra: a receiver has no Spark
+
+    return frame.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
+
+
 def static_settings(project: Project) -> dict[str, str]:
     """Settings that must be set before the JVM starts."""
+    trust = ""
+    if (storage := project.storage) is not None and storage.ca_file is not None:
+        trust = f" -Djavax.net.ssl.trustStore={_trust_store(project)} -Djavax.net.ssl.trustStorePassword={_PASSWORD}"
     return {
-        "spark.master": f"local[{min(8, os.cpu_count() or 2)}]",
+        **_master_settings(project),
         "spark.driver.memory": f"{project.pipeline.apply.driver_memory >> 20}m",
-        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}",
+        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}{trust}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Plans are formatted for the UI even if it is off: the default, the longest form, takes a 25th of the CPU time
@@ -207,10 +330,9 @@ def static_settings(project: Project) -> dict[str, str]:
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
         # A checkpoint is only a hint here and needs no checksums.
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-        "spark.jars.packages": ",".join((*PACKAGES, *catalog_packages(project))),
+        "spark.jars.packages": ",".join(packages_of(project)),
         "spark.jars.excludes": ",".join(EXCLUDES),
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
-        "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.extensions": ",".join(EXTENSIONS),
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.warehouse.dir": str(project.lake / "spark"),
         # By default Python workers run `python3` from PATH instead of this environment (seen).
@@ -220,9 +342,47 @@ def static_settings(project: Project) -> dict[str, str]:
         # calling line for error messages: 27 calls instead of 7 for `col + lit` (measured).
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.redaction.regex": REDACTED,
-        **catalog_settings(project),
+        **secret_settings(project),
         **RUNTIME_SETTINGS,
     }
+
+
+def _master_settings(project: Project) -> dict[str, str]:
+    """Where tasks run, and what only a cluster needs."""
+    master = project.pipeline.spark.master or f"local[{min(8, os.cpu_count() or 2)}]"
+    if is_local(master):
+        return {"spark.master": master, **_ON_ONE_MACHINE}
+    scratch = project.scratch_address
+    assert scratch is not None, "`validate` rejects a cluster with a lake on this machine"
+    return {
+        "spark.master": master,
+        "spark.executor.extraJavaOptions": f"-Duser.timezone=UTC {HUGE_METHODS} {STACK}",
+        "spark.checkpoint.dir": str(scratch / "checkpoints"),
+        "spark.cleaner.referenceTracking.cleanCheckpoints": "true",
+        "spark.scheduler.mode": "FAIR",
+    }
+
+
+def packages_of(project: Project) -> list[str]:
+    """The Maven coordinates of the jars that a pipeline names or, by default, needs."""
+    if (given := project.pipeline.spark.packages) is not None:
+        return given
+    of_store = () if (storage := project.storage) is None else STORE_PACKAGES[storage.provider]
+    return list(dict.fromkeys((*PACKAGES, *catalog_packages(project), *of_store)))
+
+
+def secret_settings(project: Project) -> dict[str, str]:
+    """Settings of the pipeline file, the catalog and the object store, which may contain secrets."""
+    given = {name: value.get_secret_value() for name, value in project.pipeline.spark.conf.items()}
+    if (metastore := project.pipeline.lake.delta.metastore) is not None:
+        given |= {"spark.sql.catalogImplementation": "hive", "spark.hadoop.hive.metastore.uris": metastore}
+    if (storage := project.storage) is None:
+        return {**given, **catalog_settings(project)}
+    scheme, log_store = _LOG_STORES[storage.provider]
+    settings = {f"spark.delta.logStore.{scheme}.impl": log_store}
+    if storage.provider == "s3":
+        settings["spark.jars"] = str(LOG_STORE)
+    return {**given, **catalog_settings(project), **hadoop_settings(storage), **settings}
 
 
 def java_version() -> int | None:
@@ -242,6 +402,26 @@ def java_found(version: int | None) -> str:
     if version is not None:
         return f"Java {version} was found"
     return f"JAVA_HOME is {home}, which has no working bin/java" if home else "no Java was found"
+
+
+def _trust_store(project: Project) -> Path:
+    """The certificate authorities that Spark's driver trusts, if the object store has one of its own."""
+    return project.scratch.with_name(f"{project.name}.truststore")
+
+
+def _write_trust_store(ca_file: Path, file: Path) -> None:
+    """Add the authorities of a PEM file to those of Java, which does not read PEM. Raises SparkNotStarted."""
+    java = shutil.which("java", path=f"{os.environ['JAVA_HOME']}/bin" if "JAVA_HOME" in os.environ else None)
+    home = Path(java or "java").resolve().parents[1]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(home / "lib" / "security" / "cacerts", file)
+        for number, certificate in enumerate(_CERTIFICATE.findall(ca_file.read_text())):
+            options = ("-importcert", "-noprompt", "-alias", f"cdc_lake-{number}", "-storepass", _PASSWORD)
+            command = [str(home / "bin" / "keytool"), *options, "-keystore", str(file)]
+            subprocess.run(command, input=certificate, text=True, check=True, capture_output=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError) as cause:
+        raise SparkNotStarted("Java's truststore with the authority of `ca_file` could not be written") from cause
 
 
 def require_java() -> None:
@@ -279,6 +459,8 @@ def _settle_jvm(spark: SparkSession) -> None:
     each time (a 20th of the CPU time of small merges, sampled).
     """
     spark.sparkContext.setLogLevel("OFF")
+    # pyspark reads this setting only in `spark-submit` (4.1, seen)
+    spark.sparkContext.pythonExec = str(spark.conf.get("spark.pyspark.python"))
     jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
     assert jvm is not None, "it was just started"
     log4j = jvm.org.apache.logging.log4j

@@ -25,9 +25,8 @@ from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.runtime.apply.merge import MergeResult, WriteStrategy
 from cdc_lake.runtime.apply.span_planning import TableTask
-from cdc_lake.tables.commit_audit import CommitMetrics
 from cdc_lake.tables.control_schema import CONTROL_VERSION, NAMES, ControlRow, CutRow, PauseRow, schema_of
-from cdc_lake.tables.silver_table import Marker
+from cdc_lake.tables.silver_table import CommitMetrics, Marker
 from cdc_lake_testing.expected import of_table
 from cdc_lake_testing.oracle import Oracle, Row
 from cdc_lake_testing.simulation.world import World
@@ -48,9 +47,26 @@ class SilverTable:
     taken: dict[int | None, int] = field(default_factory=dict)
 
     @property
-    def marker(self) -> Marker:
-        """Of the newest version."""
+    def newest(self) -> Marker:
+        """The marker of the newest version."""
         return self.versions[-1][0] if self.versions else NO_VERSION
+
+    def marker(self, stream: str) -> Marker:
+        """See `tables.silver_table`, as the next ones."""
+        del stream
+        return self.newest
+
+    def is_latest(self, version: int) -> bool:
+        """Whether the newest version is this one."""
+        return self.newest.version == version
+
+    def is_replaced(self, stream: str, version: int, position: int) -> bool:
+        """Whether another program took the version."""
+        del stream
+        return self.versions[version][0].position != position
+
+    def foreign_commit(self, *_: object) -> None:
+        """None: nobody else writes rows."""
 
     def add(self, position: int, name: TableName) -> None:
         """A version more, at a position."""
@@ -199,20 +215,10 @@ class Silver:
         """Other programs take the versions that they were about to take; False where there is none."""
         return sum(table.take(cuts) for table in self.tables.values()) > 0
 
-    def read_marker(self, project: Project, target: Target, stream: str) -> Marker:
-        """See `tables.silver_table`."""
-        del project, stream
-        return self.table(target.source).marker
-
-    def is_latest_version(self, project: Project, target: Target, version: int) -> bool:
-        """See `tables.commit_audit`."""
+    def table_log(self, project: Project, target: Target) -> SilverTable:
+        """See `tables.open_silver_table`."""
         del project
-        return self.table(target.source).marker.version == version
-
-    def taken(self, project: Project, target: Target, stream: str, version: int, position: int) -> bool:
-        """See `tables.commit_audit`."""
-        del project, stream
-        return self.table(target.source).versions[version][0].position != position
+        return self.table(target.source)
 
     def outline(self, files: None, table: TableName, span: Span, **_: object) -> SpanSummary:
         """See `bronze.span_index`: one layout."""
@@ -231,7 +237,7 @@ class Silver:
         assert seen is not None
         if seen.rows == 0:
             return None
-        base, rule = table.marker, self.rule
+        base, rule = table.newest, self.rule
         if base.version is not None and self.world.chance("put together beside", 0.1):
             table.versions.append((replace(base, version=base.version + 1), table.versions[-1][1]))
             table.before = None  # what is about to be taken is the newest version
@@ -241,7 +247,7 @@ class Silver:
             task=task, base=base, summary=seen, projection=None, counts=(),
             stop=(touched[0], "rule") if touched else None,
             kind=SimpleNamespace(columns=lambda _: ()), shape=SimpleNamespace(relation=layout),
-            silver=SimpleNamespace(marker=lambda _: table.marker),
+            silver=table,
             folded=SimpleNamespace(quarantined=None, closings=()),
         )  # fmt: skip
 
@@ -249,17 +255,17 @@ class Silver:
         """See `runtime.apply.merge`; whether it landed may stay unknown."""
         task, name = prepared.task, prepared.task.target.source
         table = self.table(name)
-        if table.marker.version != prepared.base.version:
+        if table.newest.version != prepared.base.version:
             raise ConcurrentModification(f"{name} has another version")
         if self.world.chance("merge failed", 0.3):
             raise ApplyFailed("the merge was refused")
-        going = table.marker.position is not None and self.world.chance("commit taken by another", 0.9)
+        going = table.newest.position is not None and self.world.chance("commit taken by another", 0.9)
         before = deepcopy(table.oracle) if going else None
         try:
             for one in self._within(task.span):
                 table.oracle.apply(of_table(one, name))
         except ValueError as cause:  # of a row that is not there: what the walk makes of it is a table that waits
-            self.wrong.append(f"{name} at {table.marker.position} cannot be merged with {task.span}: {cause}")
+            self.wrong.append(f"{name} at {table.newest.position} cannot be merged with {task.span}: {cause}")
             raise
         table.before = before
         table.add(task.span.upto, name)
@@ -268,7 +274,7 @@ class Silver:
             raise ConcurrentModification(f"another writer committed to {name}")
         if self.world.chance("merge landed and failed", 0.3):
             raise ApplyFailed("no answer")
-        version = table.marker.version
+        version = table.newest.version
         assert version is not None
         return MergeResult(version, WriteStrategy("merge", sent=False), CommitMetrics(1, 1, 0, 0, 0), 0.0)
 

@@ -63,7 +63,7 @@ class SomeLarge:
 
 
 class MemoryParked:
-    """Files of prepared transactions (`connectors.prepared_transactions.PreparedFileStore`), which outlast processes in
+    """Files of prepared transactions (`tables.control_files.ControlFiles`), which outlast processes in
     a store.
     """
 

@@ -92,18 +92,26 @@ def _commits(transactions: Sequence[Transaction], dice: random.Random) -> Iterat
 def _in_memory(silver: Silver, bronze: MemoryBronze, control: MemoryControl) -> Iterator[None]:
     """The walk over these instead of over files and Spark."""
     reads = {"bronze_reader": lambda _: bronze, "control_tables": lambda _: control}
-    of_silver = {
-        name: getattr(silver, name) for name in ("read_marker", "is_latest_version", "outline", "prepare", "merge")
-    }
+    no_cluster = lambda _: None  # noqa: E731
+    of_silver = {name: getattr(silver, name) for name in ("table_log", "outline", "prepare", "merge")}
     with ExitStack() as patched:
         for module, given in (
-            (span_loop, {**reads, "ResyncSwapper": Nothing, "Keeper": Nothing, "JudgingClock": Nothing}),
+            (
+                span_loop,
+                {
+                    **reads,
+                    "ResyncSwapper": Nothing,
+                    "Keeper": Nothing,
+                    "JudgingClock": Nothing,
+                    "cluster_cores": no_cluster,
+                },
+            ),
             (
                 table_planner,
-                {**reads, **of_silver, "DataFileCache": Nothing, "SpanPartitioner": Nothing, "Sessions": Alone},
+                {**reads, **of_silver, "span_partitioner": Nothing, "Sessions": Alone},
             ),
             (span_planning, {"outline": silver.outline}),
-            (table_integrity, {"find_foreign_commit": lambda *_: None, "is_version_replaced": silver.taken}),
+            (table_integrity, {"table_log": silver.table_log}),
         ):
             patched.enter_context(mock.patch.multiple(module, **given))
         yield

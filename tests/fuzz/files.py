@@ -10,19 +10,21 @@ from pathlib import Path
 from unittest import mock
 
 from cdc_lake.bronze.contract import StreamCheckpoint
-from cdc_lake.connectors.prepared_transactions import LocalPreparedFiles, PreparedTransactions, file_name
+from cdc_lake.connectors.prepared_transactions import PreparedTransactions, file_name
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.connectors.wal_budget import WalNote
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.decode.pgoutput.parser import Prepared
 from cdc_lake.decode.pgoutput.spooled import Announcement, PreparedContent
 from cdc_lake.decode.pgoutput.two_phase import encode_prepared, read_back
 from cdc_lake.decode.transaction import MemoryFrames
 from cdc_lake.devtools.recording import RecordingHeader, RecordingReader, is_recording
 from cdc_lake.errors import CdcLakeError, MalformedMessage
+from cdc_lake.tables.control_files import LocalControlFiles
 from cdc_lake_testing import messages
 from cdc_lake_testing.recordings import confirms_by_keepalive
 from tests.fuzz.target import Finding, Target, refused
+from tests.pipeline_file import make_project
 from tests.scripted_server import data
 
 STATE = StreamCheckpoint("pg:1:d:s:0/0", 3, 100, 100, b"")
@@ -81,7 +83,7 @@ def some_parked() -> list[bytes]:
 
 def a_parked_file(data: bytes) -> bool:
     """The file of a transaction as a receiver finds it at its start; the first byte: whether an end is noted."""
-    place = LocalPreparedFiles(folder() / "parked", durable=False)
+    place = LocalControlFiles(folder() / "parked", durable=False)
     for name in place.sizes():
         place.remove(name)
     name, size = file_name(STATE.epoch, 7, "gid"), len(data) // 2
@@ -117,12 +119,12 @@ def some_notes() -> list[bytes]:
 
 def a_note(data: bytes) -> bool:
     """A note is a hint: whatever stands in it, who reads it goes on."""
-    lake = folder() / "lake"
-    (lake / "logs").mkdir(parents=True, exist_ok=True)
+    project = make_project(folder())
+    (project.lake / "logs").mkdir(parents=True, exist_ok=True)
     for ending in ("receiver", "wal"):
-        (lake / "logs" / f"p.{ending}").write_bytes(data)
-    waiting = ReceiverNote(lake, "p").read()
-    note = WalNote(lake, "p")
+        (project.lake / "logs" / f"shop.{ending}").write_bytes(data)
+    waiting = ReceiverNote(project).read()
+    note = WalNote(project)
     with mock.patch("time.time", return_value=1.0):
         seen = note.read()
     marks = note.begin()

@@ -6,6 +6,7 @@ source`, and a ledger at the source, of which each row must be in bronze once, a
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from cdc_lake_testing.workload import Workload
 from tests.conftest import Database, drop_database, make_database, make_role
 from tests.live import test_gaussdb_receive, test_receive_loop
 from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn
+from tests.pipeline_file import lake_section
 from tests.postgres_with_test_decoding import start_decoding_server
 
 STYLES = (
@@ -41,8 +43,10 @@ BRONZE = {"batch": {"max_transactions": 3, "max_delay": "5 ms"}, "maintenance": 
 OF_THE_FAMILY = (*RECEIVING, at.FRAME_PART)
 """Where a receiver may die whose frames come in pieces."""
 
-IN_PIECES = Faults(stall_after=9, stall_seconds=0.5, cuts=(1, 2, 3))
-"""A stream whose first frame comes in two pieces, and whose batches hold a record or a few."""
+IN_PIECES = Faults(stall_after=9, stall_seconds=5 if "CDC_LAKE_TEST_LAKE" in os.environ else 0.5, cuts=(1, 2, 3))
+"""A stream whose first frame comes in two pieces, and whose batches hold a record or a few. The second one must not be
+there before the receiver reads, which asks the store first.
+"""
 
 
 def _nothing() -> None:
@@ -80,7 +84,7 @@ class Ground:
 
 def receivers_of(project: Project, password: str) -> Receivers:
     source = project.pipeline.source.model_dump(mode="json", by_alias=True) | {"password": password}
-    return Receivers(project, {"source": source})
+    return Receivers(project, {"source": source, **lake_section(project.root)})
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from tests.conftest import Database
 from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, running, tables_at_source
 from tests.live.test_receiver_metrics import healthz, metrics, receiving
+from tests.pipeline_file import lake_section
 from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live
@@ -58,6 +59,7 @@ def project_of(stand_in: StandIn, kind: Kind, root: Path, **changes: Any) -> Pro
         },
         "snapshot": {"chunk_rows": 37},
         "bronze": {"batch": {"max_transactions": 20, "max_delay": "20 ms"}, "durability": "os"},
+        **lake_section(root),
     }
     for section, values in changes.items():
         document[section] = {**document.get(section, {}), **values}

@@ -230,7 +230,7 @@ def with_big(stand_in: StandIn, kind: Kind, root: Path, budget: dict[str, Any]) 
 def fill(stand_in: StandIn, project: Project, bronze: Stuck, told: list[ProgressEvent]) -> None:
     """Write more than the budget while bronze is away, until it is told."""
     until(lambda: streams(told))
-    until(lambda: WalNote(project.lake, project.name).read(), "it is looked at")
+    until(lambda: WalNote(project).read(), "it is looked at")
     bronze.away.set()
     with stand_in.database.connect() as conn:
         conn.execute("INSERT INTO big SELECT g, repeat(md5(g::text), 32) FROM generate_series(1, 3000) AS g")

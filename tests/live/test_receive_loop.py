@@ -21,6 +21,7 @@ from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.transaction import ReceivedTransaction
 from cdc_lake.errors import (
@@ -40,12 +41,13 @@ from cdc_lake.runtime.receive.loop import ReceiveSummary
 from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.source.base import StreamIdentity
 from cdc_lake.source.sql_text import PRINTING
-from cdc_lake.tables.control_tables import ControlTables, lease
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake_testing.beside import beside, streams, until
 from cdc_lake_testing.workload import SHAPES, Workload
 from tests.bronze_replay import bronze_rows, tables_from_bronze
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.mistakes import kept
+from tests.pipeline_file import lake_section
 
 pytestmark = pytest.mark.live
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -58,6 +60,7 @@ def project_of(database: Database, root: Path, **changes: Any) -> Project:
         "source": database.source,
         "snapshot": {"chunk_rows": 37},
         "bronze": {"batch": {"max_transactions": 20, "max_delay": "20 ms"}, "durability": "os"},
+        **lake_section(root),
     }
     for section, values in changes.items():
         document[section] = {**document.get(section, {}), **values}  # type: ignore[dict-item]
@@ -192,7 +195,7 @@ def test_the_slot_goes_on_while_apply_stands_in_a_merge(database: Database, tmp_
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, words text)")
         seen = [once(project).confirm]
-        with lease(project.lease):  # as apply has it from its start to its end
+        with apply_lease(project):  # as apply has it from its start to its end
             for number in range(3):
                 rows = "generate_series(1000 * %s::int, 1000 * %s::int + 999) AS g"
                 conn.execute(f"INSERT INTO t SELECT g, repeat('x', 100) FROM {rows}", [number, number])

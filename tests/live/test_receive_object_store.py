@@ -17,7 +17,7 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.errors import CdcLakeError, Retry, StaleObjectListing, StoreUnavailable
 from cdc_lake.model.position import Lsn
 from cdc_lake.observability.events import ProgressEvent
@@ -90,7 +90,7 @@ def test_a_receiver_started_again_on_a_failing_store_holds_what_the_source_has(
     [
         (Fault.FAILED, "LAK435", "run again: nothing is lost; if the error persists, check `lake.storage.endpoint`"),
         (Fault.UNFENCED, "LAK438", "honours `If-None-Match`"),
-        (None, "LAK436", "check the bucket's name"),
+        (None, "LAK436", "create it, or correct its name in the address"),
     ],
 )
 @pytest.mark.obeys("LAK435", "LAK436", "LAK438")
@@ -181,7 +181,7 @@ def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
         workload = Workload(conn, seed=5)
         workload.create_tables()
         workload.run(10)
-        note = ReceiverNote(project.lake, project.name)
+        note = ReceiverNote(project)
         address = f"127.0.0.1:{free_port()}"
         with (
             ReceiverMetrics(project, address, told.append) as watched,
@@ -238,7 +238,7 @@ def test_a_receiver_that_waits_for_its_store_can_be_stopped_and_cut_off(
                 (last,) = conn.execute("SELECT pg_current_wal_lsn()").fetchone() or ()
                 until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
         assert run.result().reconnects >= (end == "disconnected")
-        assert ReceiverNote(project.lake, project.name).read() is None
+        assert ReceiverNote(project).read() is None
         proxy.choose = honest
         once(project)
         assert_equal_to_source(project, database)

@@ -34,7 +34,7 @@ from cdc_lake.cli.text import page
 from cdc_lake.config.loader import load_project
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.coordination import ReceiverNote, apply_lease, copy_lease
 from cdc_lake.control.streams import last_epoch
 from cdc_lake.errors import StoreUnavailable
 from cdc_lake.observability.events import ProgressEvent
@@ -45,7 +45,7 @@ from cdc_lake.tables import control_schema, delta_log
 from cdc_lake.tables import control_tables as control
 from cdc_lake.tables.catalog import open_catalog
 from cdc_lake.tables.control_schema import CONTROL_PROPERTY
-from cdc_lake.tables.control_tables import control_tables, copy_lease, lease
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake_testing.beside import streams, until
 from cdc_lake_testing.relay import Connection, Relay
 from cdc_lake_testing.rest_catalog import RestCatalogServer
@@ -408,14 +408,14 @@ CASES: dict[str, Case] = {
         patched(DeltaBronzeTable, "commit", overtaken), "STA620", anew=False, mend=nothing
     ),
     "another process applies": Case(
-        both(of_an_older_form, entered(lambda library: lease(project_of(library).lease))),
+        both(of_an_older_form, entered(lambda library: apply_lease(project_of(library)))),
         "STA624",
         anew=False,
         mend=both(left, command("upgrade", "--yes")),
         verb=("upgrade", "--yes"),
     ),
     "another process copies": Case(
-        entered(lambda library: copy_lease(project_of(library).lease)),
+        entered(lambda library: copy_lease(project_of(library))),
         "STA625",
         anew=False,
         mend=both(left, command("resync", "public.loans")),
@@ -864,7 +864,7 @@ def test_tables_of_one_silver_name_are_in_the_status_before_they_are_in_a_cut(li
 
 def waiting(library: Library) -> Iterator[None]:
     """A receiver that waits for its lake, as its note says."""
-    with ReceiverNote(library.shell.folder / "lake", "library") as note:
+    with ReceiverNote(load_project(library.shell.folder / FILE)) as note:
         note.waits(StoreUnavailable("the lake is away", where="lake"))
         yield
 

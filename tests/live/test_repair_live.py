@@ -20,6 +20,7 @@ from cdc_lake.comparison.repair import REPAIR, DifferingKeys
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.factory import compare_source
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, write_cut
 from cdc_lake.control.verdicts import DifferingKey, Repair, TableComparison, Verdict
 from cdc_lake.decode.gaussdb.records import Style
@@ -29,7 +30,6 @@ from cdc_lake.observability.events import silent
 from cdc_lake.observability.failpoints import COMMIT_WRITTEN, REREAD_LANDED
 from cdc_lake.runtime.apply.snapshot_alignment import AlignmentPoint
 from cdc_lake.source.base import PublishedTable
-from cdc_lake.tables.control_tables import lease
 from cdc_lake.tables.silver_table import FIRST, app_id
 from cdc_lake_testing.broken_off import broken_off
 from cdc_lake_testing.invariants import Known, invariants
@@ -186,7 +186,7 @@ def test_nothing_is_landed_where_nothing_differs_or_nothing_was_asked_for(shop: 
     assert shop.repair().repair is None
     shop.silver(*WRONG)
     assert compare(shop.project, [], silent).tables[0].repair is None
-    with lease(shop.project.control):  # what only asks is in nobody's way
+    with apply_lease(shop.project):  # what only asks is in nobody's way
         (asked,) = compare(shop.project, [], silent, repair=True).tables
     assert asked.repair == Repair(4)
     assert shop.reread() == []
@@ -280,7 +280,7 @@ def test_keys_that_are_too_many_and_rows_of_one_key_are_refused(
 
 def test_a_run_that_applies_is_in_the_way(shop: Compared) -> None:
     shop.silver(*WRONG)
-    with lease(shop.project.control), pytest.raises(AnotherApply):
+    with apply_lease(shop.project), pytest.raises(AnotherApply):
         shop.repair()
     assert shop.reread() == []
 

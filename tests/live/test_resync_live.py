@@ -20,6 +20,7 @@ from cdc_lake.comparison.bronze_vs_source import against_source
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.base import ActionKind
 from cdc_lake.connectors.postgres.decoding import by_publication
+from cdc_lake.control.coordination import copy_lease
 from cdc_lake.control.snapshots import courses
 from cdc_lake.errors import AnotherCopy, NoStream, TableNotKnown
 from cdc_lake.model.relation import TableName
@@ -31,7 +32,7 @@ from cdc_lake.runtime.receive.receiver import receive
 from cdc_lake.runtime.resync import resync
 from cdc_lake.source.postgres.connection import connect
 from cdc_lake.source.postgres.publication import load_published_tables
-from cdc_lake.tables.control_tables import control_tables, copy_lease
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake_testing.beside import beside, until
 from cdc_lake_testing.kills import KILLED
 from tests.bronze_replay import tables_from_bronze
@@ -331,7 +332,7 @@ def test_what_cannot_be_copied_again_is_said(database: Database, tmp_path: Path,
     once(project)
     with pytest.raises(TableNotKnown, match=r"does not contain public\.vault; it contains public\.accounts"):
         resync(project, ["vault"])
-    with copy_lease(project.lease), pytest.raises(AnotherCopy):
+    with copy_lease(project), pytest.raises(AnotherCopy):
         resync(project, ["accounts"])
     dry = resync(project, ["accounts"], dry_run=True)
     assert (dry.position, dry.tables[0].rows) == (None, None)

@@ -160,7 +160,7 @@ def test_where_bronze_is_away_the_ladder_is_climbed_and_left_again(database: Dat
         freed(admin, project, MIB)
         with beside(lambda stop: receive(project, bronze, once=False, stop=stop, report=told.append)):
             until(lambda: streams(told))
-            until(lambda: WalNote(project.lake, project.name).read(), "it is looked at")
+            until(lambda: WalNote(project).read(), "it is looked at")
             bronze.away.set()
             try:
                 write(admin, 8)

@@ -41,6 +41,7 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.receive.commit_pipeline import BronzeCommitPipeline
 from cdc_lake.runtime.receive.loop import OpenBatch
+from cdc_lake.tables.control_files import LocalControlFiles
 from cdc_lake_testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 from tests.property.test_gaussdb_binary_agreement import CATALOG, NAMES, random_row
 from tests.seeds import seeds
@@ -225,7 +226,7 @@ def test_one_that_comes_too_late_is_kept_as_from_memory(tmp_path: Path) -> None:
             largest = max(given, key=lambda one: one.count)
             assert isinstance(largest, SpooledRecords) is (store is not None)
             folder = tmp_path / ("memory" if store is None else "parts")
-            path = keep_late(folder, state, largest, GaussDbFormat(layouts, "plugin").tabulate)
+            path = keep_late(LocalControlFiles(folder), state, largest, GaussDbFormat(layouts, "plugin").tabulate)
             rows = pq.read_table(path).drop_columns(["ingest_ts"]).to_pylist()
             found.append(sorted(rows, key=lambda row: (row["op"] != "R", row["ordinal"], row["layout"])))
     assert found[0] == found[1]

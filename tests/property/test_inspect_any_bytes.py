@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.cli.output import json_line
+from cdc_lake.cli.output import dumps
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb.records import Style
 from cdc_lake.devtools.replay import PLUGINS, PayloadReader, Reading, inspect_files, statements
@@ -83,7 +83,7 @@ def test_any_bytes_are_objects_or_a_decode_error():
         try:
             for _, _, statement in statements(data) if reader.reads_text else [(None, None, data)]:
                 for found in reader.objects(statement, chance.choice([None, 0, 1 << 63])):
-                    assert json.loads(json_line(found))["type"]
+                    assert json.loads(dumps(found, indent=None))["type"]
         except DecodeError as error:
             errors.append(error)
     assert all(error.offset >= 0 and error.message.isprintable() for error in errors)
@@ -105,5 +105,5 @@ def test_any_file_is_read_to_its_end(tmp_path: Path, plugin):
         file.write_bytes(damaged(data, chance))
         files.append(str(file))
     found = list(inspect_files(files, Reading(plugin)))
-    assert all(json.loads(json_line(one))["type"] for one in found)
+    assert all(json.loads(dumps(one, indent=None))["type"] for one in found)
     assert all(one["file"] in files and one["code"] for one in found if one["type"] == "error")

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from cdc_lake.bronze.contract import StreamCheckpoint
-from cdc_lake.connectors.prepared_transactions import LocalPreparedFiles, PreparedTransactions, file_name, read_file
+from cdc_lake.connectors.prepared_transactions import PreparedTransactions, file_name, read_file
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb.assembler import Whole
@@ -25,6 +25,7 @@ from cdc_lake.decode.test_decoding import LineAssembler
 from cdc_lake.decode.transaction import BufferedTransaction
 from cdc_lake.errors import PreparedUnknown
 from cdc_lake.observability import failpoints as at
+from cdc_lake.tables.control_files import LocalControlFiles
 from cdc_lake_testing.messages import catalog_of, raw_transaction
 from cdc_lake_testing.two_phase import RECORD, TwoPhaseLog
 from cdc_lake_testing.two_phase_lines import as_recorded, lines_of
@@ -112,7 +113,7 @@ def connected(
     """One connection; after each message it lands what is whole, and is lost, or not."""
     with Spool(lake.folder / "spool", 1 << 30, dice.choice([1, 90, 1 << 20])) as spool:
         parked = PreparedTransactions(
-            LocalPreparedFiles(lake.folder / "parked", durable=False), spool, lake.state,
+            LocalControlFiles(lake.folder / "parked", durable=False), spool, lake.state,
             highest=lambda: max(lake.landed, default=None), changed=log.changed,
         )  # fmt: skip
         assembler = lake.plugin.assembler(spool, parked, lake.state.upto)
@@ -200,7 +201,7 @@ def test_a_lost_file_is_an_error_where_its_transaction_changed_something_and_lan
             continue
         lost = dice.choice(files)
         content = lost.read_bytes()
-        prepared, _ = read_file(LocalPreparedFiles(lost.parent), lost.name, part=1)
+        prepared, _ = read_file(LocalControlFiles(lost.parent), lost.name, part=1)
         lost.unlink()
         if min(prepared.lsn, prepared.end_lsn - RECORD) < lake.state.confirm:  # otherwise its PREPARE is sent again
             errors += 1

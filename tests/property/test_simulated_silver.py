@@ -26,7 +26,7 @@ from cdc_lake.runtime.apply.span_planning import next_span
 from cdc_lake.runtime.apply.table_integrity import CommitLost, InSync, Reconciliation, reconcile
 from cdc_lake.tables.silver_table import Marker
 from cdc_lake_testing.simulation.run import play, project
-from cdc_lake_testing.simulation.silver import Silver
+from cdc_lake_testing.simulation.silver import Silver, SilverTable
 from cdc_lake_testing.simulation.walk import walk
 from tests.seeds import one_seed, seeds
 from tests.tally import tally
@@ -115,7 +115,7 @@ class Deaf(Silver):
 
 
 PLANTED: dict[str, Callable[[], Any]] = {
-    "silver is not asked": lambda: mock.patch.object(Silver, "read_marker", never_merged),
+    "silver is not asked": lambda: mock.patch.object(SilverTable, "marker", never_merged),
     "a cut names what failed": lambda: mock.patch.object(table_planner.TablePlanner, "set_aside", all_is_well),
     "a change is left out": lambda: mock.patch.object(span_loop, "next_span", one_too_few),
     "what is unreadable is passed": lambda: mock.patch.object(span_loop, "next_span", takes_what_it_cannot_read),

@@ -11,8 +11,8 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import last_cut
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.open_silver_table import store
-from cdc_lake.tables.silver_table import iceberg_table, read_marker
+from cdc_lake.tables.iceberg_table_log import iceberg_table
+from cdc_lake.tables.open_silver_table import store, table_log
 from cdc_lake.tables.spark_session import derive
 from tests.silver_rows import silver_rows
 
@@ -87,7 +87,7 @@ class Stranger:
         self.content = self.standing()
         if self.content is None:
             return False
-        rows, before = self._rows(), read_marker(self.project, self.target, self.content[0])
+        rows, before = self._rows(), table_log(self.project, self.target).marker(self.content[0])
         assert before.version is not None
         self.version = before.version
         match self.what:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.bronze.open import bronze_writer
+from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.change import Transaction
@@ -48,7 +49,7 @@ class World:
 
     project: Project
     spark: Any
-    bronze: DeltaBronze
+    bronze: TableBronze
     history: History
     dice: random.Random
     watch: Watch
@@ -117,7 +118,7 @@ def world(root: Path, spark: Any, fmt: str, seed: int, dice: random.Random, **se
     project = make_lake(root, fmt, seed, **sections)
     settings = project.pipeline.apply.model_copy(update={"parallelism": 1, "span_rows": 1000})
     project = replace(project, pipeline=project.pipeline.model_copy(update={"apply": settings}))
-    bronze = DeltaBronze(project.bronze, durability="os")
+    bronze = bronze_writer(project)
     bronze.begin_stream("test", 10)
     history = History(seed, [PLAIN, WHOLE], truncates=30)
     return World(project, spark, bronze, history, dice, Watch(project))

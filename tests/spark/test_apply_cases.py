@@ -23,8 +23,7 @@ from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.pipeline_file import make_project
 
@@ -90,13 +89,13 @@ class Lake:
         return {" ".join([s.name, *sorted(s.labels.values())]): s.value for f in families for s in f.samples}
 
     def rows(self, relation: Relation = T) -> list[dict[str, Any]]:
-        return sorted(read_silver(self.project, self.target(relation)).to_pylist(), key=lambda row: row["id"])
+        return sorted(table_log(self.project, self.target(relation)).read().to_pylist(), key=lambda row: row["id"])
 
     def target(self, relation: Relation = T) -> Any:
         return self.project.target(relation.table)
 
     def marker(self) -> Any:
-        return read_marker(self.project, self.target(), "test")
+        return table_log(self.project, self.target()).marker("test")
 
     def quarantined(self) -> list[tuple[str, list[str]]]:
         rows = (
@@ -285,14 +284,14 @@ def test_tables_of_the_snapshot_get_their_rows_and_empty_ones_are_there(spark: A
     with pytest.raises(SnapshotIncomplete):
         apply(project, once=True, stop=threading.Event(), report=silent, spark=spark)
     with pytest.raises(SilverMissing):
-        read_silver(project, project.target(T.table))
+        table_log(project, project.target(T.table)).read()
     copied = [{"relation": str(r.table), "layout": r.layout, "rows": n, "chunks": 1} for r, n in ((T, 2), (empty, 0))]
     control.record(SnapshotRow("initial-1", state.stream, 1, 100, json.dumps(copied), "complete", utc_now()))
     apply(project, once=True, stop=threading.Event(), report=silent, spark=spark)
-    found = sorted(read_silver(project, project.target(T.table)).to_pylist(), key=lambda r: r["id"])
+    found = sorted(table_log(project, project.target(T.table)).read().to_pylist(), key=lambda r: r["id"])
     assert found == [row(1, 10, None), row(2, None, "x")]
-    assert read_silver(project, project.target(empty.table)).num_rows == 0
-    assert read_marker(project, project.target(T.table), "test").position == 100
+    assert table_log(project, project.target(empty.table)).read().num_rows == 0
+    assert table_log(project, project.target(T.table)).marker("test").position == 100
 
 
 @either("iceberg")
@@ -312,7 +311,7 @@ def test_a_table_that_could_not_take_its_copy_takes_it_once_it_can(spark: Any, l
         apply(project, once=True, stop=threading.Event(), report=silent, spark=spark)
     mended = make_project(lake_root, name, silver={"defaults": {"namespace": name, "format": fmt}})
     apply(mended, once=True, stop=threading.Event(), report=silent, spark=spark)
-    found = sorted(read_silver(mended, mended.target(T.table)).to_pylist(), key=lambda r: r["id"])
+    found = sorted(table_log(mended, mended.target(T.table)).read().to_pylist(), key=lambda r: r["id"])
     assert found == [row(1, 10, None), row(2, None, "x"), row(3, 3)]
     last = control.last_cut("test")
     assert last is not None

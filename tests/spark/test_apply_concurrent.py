@@ -17,6 +17,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.errors import AnotherApply, ConcurrentModification, OtherWriter, SilverRestored
 from cdc_lake.model.change import UNCHANGED, OldKind, Update
 from cdc_lake.model.position import Span
@@ -28,10 +29,11 @@ from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.apply.span_planning import TableTask
 from cdc_lake.runtime.apply.table_span import MergePlan, prepare
 from cdc_lake.silver.row_tracing import NOTHING_WAITS
-from cdc_lake.tables.control_tables import ControlTables, lease
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_silver import DeltaSilver
+from cdc_lake.tables.iceberg_table_log import iceberg_table
 from cdc_lake.tables.open_silver_table import store
-from cdc_lake.tables.silver_table import Marker, iceberg_table
+from cdc_lake.tables.silver_table import Marker
 from cdc_lake.tables.spark_session import derive
 from tests.seeds import one_seed
 from tests.tally import tally
@@ -169,7 +171,7 @@ def test_a_rival_that_comes_before_delta_looks_makes_the_table_wait_and_not_hold
 def test_a_second_apply_on_one_machine_is_refused_before_it_does_anything(spark: Any, lake_root: Path) -> None:
     lake = Told(lake_root, spark, "leased", "delta")
     lake.land(insert("1", "1"))
-    with lease(lake.project.control), pytest.raises(AnotherApply) as refused:
+    with apply_lease(lake.project), pytest.raises(AnotherApply) as refused:
         lake.apply()
     assert refused.value.exit_status == 4
     lake.apply()

@@ -42,8 +42,7 @@ from cdc_lake.runtime.receive.loop import OpenBatch
 from cdc_lake.source.base import Kind, StreamIdentity
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.pipeline_file import make_project
 
@@ -112,10 +111,10 @@ def test_silver_is_each_snapshot_of_the_server_at_its_csn(spark: Any, lake_root:
         assert reached is not None
         for name in NAMES:
             target = project.target(relations[name].table)
-            found = sorted(read_silver(project, target).to_pylist(), key=lambda row: row["id"])
+            found = sorted(table_log(project, target).read().to_pylist(), key=lambda row: row["id"])
             expected = [{"id": int(i), "balance": int(balance), "note": note} for i, balance, note in snapshot[name]]
             assert found == expected, (snapshot["csn"], name)
-            marker = read_marker(project, target, STREAM).position
+            marker = table_log(project, target).marker(STREAM).position
             assert marker is not None
             assert BEFORE < marker <= reached.position < snapshot["csn"]
         assert status(project).silver_position == str(reached.position)
@@ -146,5 +145,7 @@ def test_a_delete_that_names_no_row_stops_its_table_and_no_other(spark: Any, lak
     assert [type(error) for error in broken.values()] == [KeylessDelete]
     (error,) = broken.values()
     assert f"a delete of public.keyed at {position + 1} does not identify" in error.message
-    ids = {t: sorted(read_silver(project, project.target(t.table)).column("id").to_pylist()) for t in (keyed, other)}
+    ids = {
+        t: sorted(table_log(project, project.target(t.table)).read().column("id").to_pylist()) for t in (keyed, other)
+    }
     assert ids == {keyed: [1, 2], other: [1, 2]}

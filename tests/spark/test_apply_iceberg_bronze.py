@@ -19,8 +19,7 @@ from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.iceberg_log import KEEP
-from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.pipeline_file import make_project
 
@@ -29,7 +28,7 @@ T = table("public.t", id="int4", amount="int4", body="text")
 
 
 def rows(project: Any) -> list[dict[str, Any]]:
-    return sorted(read_silver(project, project.target(T.table)).to_pylist(), key=lambda row: row["id"])
+    return sorted(table_log(project, project.target(T.table)).read().to_pylist(), key=lambda row: row["id"])
 
 
 def test_a_snapshot_and_its_changes_are_merged_from_iceberg_into_iceberg(spark: Any, lake_root: Path) -> None:
@@ -49,7 +48,7 @@ def test_a_snapshot_and_its_changes_are_merged_from_iceberg_into_iceberg(spark: 
     for number, some in enumerate(changes):
         bronze.append([raw_transaction(Transaction(boundaries(200 + number), some))])
         apply(project, once=True, goal=200 + number, stop=threading.Event(), report=silent, spark=spark)
-        assert read_marker(project, project.target(T.table), "test").position == 200 + number
+        assert table_log(project, project.target(T.table)).marker("test").position == 200 + number
         if number == 1:
             assert rows(project) == [
                 {"id": 1, "amount": 11, "body": None},
@@ -73,7 +72,7 @@ def test_a_run_that_goes_on_takes_what_lands_meanwhile_however_many_versions(spa
                 changes = (Insert(T, (str(number), "1", "b")),)
                 bronze.append([raw_transaction(Transaction(boundaries(200 + number), changes))])
             target, until = project.target(T.table), time.monotonic() + 120
-            while read_marker(project, target, "test").position != 200 + KEEP + 9:
+            while table_log(project, target).marker("test").position != 200 + KEEP + 9:
                 assert not done.done(), done.result()
                 assert time.monotonic() < until
                 time.sleep(0.2)

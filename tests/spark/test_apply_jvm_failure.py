@@ -15,7 +15,7 @@ from cdc_lake.errors import ApplyFailed, SparkDied, TableEndsSpark
 from cdc_lake.model.change import Change, Insert, Transaction
 from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.apply.spark_sessions import SparkLives
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.faults import Pipeline
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 
@@ -54,7 +54,7 @@ class Lake:
 
     def ids(self, name: str) -> list[int]:
         target = self.project.target(TableName("public", name))
-        return sorted(read_silver(self.project, target).column("id").to_pylist())
+        return sorted(table_log(self.project, target).read().column("id").to_pylist())
 
 
 @pytest.mark.obeys("LAK405")

@@ -18,7 +18,7 @@ import pytest
 import cdc_lake
 from cdc_lake.model.change import Delete, OldKind, Update
 from cdc_lake.runtime.apply import merge
-from cdc_lake.tables import table_stats
+from cdc_lake.tables import open_silver_table
 from cdc_lake.tables.spark_session import RUNTIME_SETTINGS
 
 from .formats import FORMATS
@@ -77,7 +77,7 @@ def columns_read(plans: list[str], lake: Lake) -> set[str]:
 def test_a_merge_with_marks_reads_the_keys_alone(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
-    monkeypatch.setitem(table_stats.MARKED_FROM, fmt, 1)
+    monkeypatch.setitem(open_silver_table.MARKED_FROM, fmt, 1)
     lake = Lake(lake_root, spark, "plans", fmt)
     plans = merge_plans(lake)
     assert columns_read(plans, lake) == {"id"}

@@ -20,8 +20,7 @@ from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from cdc_lake_testing.object_store import LocalStore, storage_at
 from tests.pipeline_file import make_project
@@ -43,7 +42,7 @@ def stored_project(root: Path, store: LocalStore, kind: str, name: str, **sectio
 
 
 def rows(project: Any, relation: Any = T) -> list[dict[str, Any]]:
-    return sorted(read_silver(project, project.target(relation.table)).to_pylist(), key=lambda row: row["id"])
+    return sorted(table_log(project, project.target(relation.table)).read().to_pylist(), key=lambda row: row["id"])
 
 
 @pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
@@ -91,7 +90,7 @@ def test_a_run_that_goes_on_takes_what_lands_in_the_store_meanwhile(
                     [raw_transaction(Transaction(boundaries(200 + number), (Insert(T, (str(number), "1", "b")),)))]
                 )
             target, until = project.target(T.table), time.monotonic() + 120
-            while read_marker(project, target, "test").position != 204:
+            while table_log(project, target).marker("test").position != 204:
                 assert not done.done(), done.result()
                 assert time.monotonic() < until
                 time.sleep(0.2)

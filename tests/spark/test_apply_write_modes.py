@@ -14,10 +14,8 @@ from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.runtime.apply import table_planner
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.tables import table_stats
-from cdc_lake.tables.open_silver_table import store
-from cdc_lake.tables.silver_reader import read_silver, silver_version
-from cdc_lake.tables.table_stats import silver_rows
+from cdc_lake.tables import open_silver_table
+from cdc_lake.tables.open_silver_table import store, table_log
 from cdc_lake_testing.messages import table
 
 from .formats import FORMATS, drawn
@@ -56,8 +54,8 @@ def test_a_large_table_gets_marks_and_all_readers_see_the_same_rows(
     lake.land(update("3", "2", "y"), delete("4"))
     small = facts(lake)
     assert (small["files_marked"], small["files_replaced"] > 0) == (0, True), "a small table is rewritten"
-    monkeypatch.setitem(table_stats.MARKED_FROM, fmt, 1)
-    before, target = silver_version(lake.project, lake.target()), lake.target()
+    monkeypatch.setitem(open_silver_table.MARKED_FROM, fmt, 1)
+    before, target = table_log(lake.project, lake.target()).version(), lake.target()
     lake.land(update("5", "2", UNCHANGED), delete("6"), insert("30", "1"))
     large = facts(lake)
     assert large["mode"] == "merge"
@@ -68,10 +66,10 @@ def test_a_large_table_gets_marks_and_all_readers_see_the_same_rows(
     want = {n: row(n, 1, "x") for n in range(20) if n not in {4, 6}}
     want |= {3: row(3, 2, "y"), 5: row(5, 2, "x"), 7: row(7, 9, "z"), 30: row(30, 1)}
     assert lake.rows() == [want[n] for n in sorted(want)]
-    assert silver_rows(lake.project, target) == len(want)
+    assert table_log(lake.project, target).count_rows() == len(want)
     name = store(spark, lake.project, target).name
     assert {r["id"]: r.asDict() for r in spark.table(name).collect()} == want
-    then = read_silver(lake.project, target, before)
+    then = table_log(lake.project, target).read(before)
     assert sorted(then["id"].to_pylist()) == [n for n in range(20) if n != 4]
 
 
@@ -80,7 +78,7 @@ def test_marks_are_not_made_where_readers_do_not_know_them(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
     lake = Lake(lake_root, spark, "unmarked", fmt, apply={"merge_on_read": "never"})
-    monkeypatch.setitem(table_stats.MARKED_FROM, fmt, 1)
+    monkeypatch.setitem(open_silver_table.MARKED_FROM, fmt, 1)
     lake.land(insert("1", "1"), insert("2", "2"))
     lake.advance()
     lake.land(delete("1"))

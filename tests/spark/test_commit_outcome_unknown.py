@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -19,10 +20,10 @@ from deltalake import DeltaTable
 from py4j.protocol import Py4JNetworkError
 
 from cdc_lake.tables.catalog import catalog_settings
-from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.iceberg_table_log import iceberg_table
 from cdc_lake.tables.spark_session import RUNTIME_SETTINGS
 from cdc_lake_testing.doubted import Doubts, torn_metadata
-from cdc_lake_testing.rest_catalog import RestCatalogServer
+from cdc_lake_testing.rest_catalog import Limit, RestCatalogServer
 from tests.seeds import one_seed
 from tests.tally import tally
 
@@ -75,10 +76,13 @@ def on_delta(root: Path, spark: Any, seed: int, patched: pytest.MonkeyPatch) -> 
 
 
 @contextmanager
-def on_iceberg(root: Path, spark: Any, seed: int, patched: pytest.MonkeyPatch) -> Iterator[Doubted]:
+def on_iceberg(
+    root: Path, spark: Any, seed: int, patched: pytest.MonkeyPatch, limits: Collection[Limit] = ()
+) -> Iterator[Doubted]:
     doubts = Doubts(seed, share=0.15, failure=ConnectionAbortedError)
-    with RestCatalogServer(root / f"doubted{seed}") as server:
-        lake = {"iceberg": {"catalog": "doubted", "type": "rest", "uri": server.uri}}
+    name = f"doubted_{len(limits)}"
+    with RestCatalogServer(root / f"{name}_{seed}", limits=limits) as server:
+        lake = {"iceberg": {"catalog": name, "type": "rest", "uri": server.uri}}
         there = world(root, spark, "iceberg", seed, random.Random(seed), lake=lake)
         for name, value in catalog_settings(there.project).items():
             patched.setitem(RUNTIME_SETTINGS, name, value)
@@ -86,7 +90,11 @@ def on_iceberg(root: Path, spark: Any, seed: int, patched: pytest.MonkeyPatch) -
         yield there, doubts
 
 
-HOW: dict[str, Callable[..., AbstractContextManager[Doubted]]] = {"delta": on_delta, "iceberg": on_iceberg}
+HOW: dict[str, Callable[..., AbstractContextManager[Doubted]]] = {
+    "delta": on_delta,
+    "iceberg": on_iceberg,
+    "iceberg by drafts": partial(on_iceberg, limits={Limit.REFS}),
+}
 
 
 @pytest.mark.parametrize("fmt", HOW)

@@ -19,7 +19,7 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.histories import History, interleave
 from cdc_lake_testing.messages import raw_transaction
 from cdc_lake_testing.oracle import Oracle
@@ -45,7 +45,7 @@ def rows_of(state: list[dict[str, Any]], relation: Relation) -> pa.ListArray:
 
 def assert_silver(project: Project, transactions: list[Transaction], *relations: Relation) -> None:
     for relation in relations:
-        rows = read_silver(project, project.target(relation.table)).to_pylist()
+        rows = table_log(project, project.target(relation.table)).read().to_pylist()
         assert same(rows, state_at(transactions, relation)), relation.table
 
 

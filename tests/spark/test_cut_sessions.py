@@ -19,7 +19,7 @@ from cdc_lake.model.position import as_of
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.cut_retention import pin_cut, unpin_cut
-from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.iceberg_table_log import iceberg_table
 from cdc_lake.tables.spark_session import derive
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.pipeline_file import make_project

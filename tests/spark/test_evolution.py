@@ -23,9 +23,8 @@ from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.silver.kinds import source_rows
 from cdc_lake.tables import iceberg_silver
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.open_silver_table import store
+from cdc_lake.tables.open_silver_table import store, table_log
 from cdc_lake.tables.schema_evolution import AddColumn, ChangeType, layout_columns
-from cdc_lake.tables.silver_reader import read_silver
 from cdc_lake.tables.spark_session import derive
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.messages import boundaries, raw_transaction
@@ -90,7 +89,7 @@ class Lake:
     def rows(self, name: str, *, whole: bool = False) -> list[dict[str, Any]]:
         """The rows that silver says the source has; `whole`: with columns that are kept."""
         target = self.target(name)
-        found = source_rows(read_silver(self.project, target), target, self.tables[name].relation)
+        found = source_rows(table_log(self.project, target).read(), target, self.tables[name].relation)
         names = found.column_names if whole else [c.name for c in layout_columns(self.tables[name].relation)]
         return sorted(found.select(names).to_pylist(), key=lambda row: row["id"])
 
@@ -198,7 +197,7 @@ def test_a_kept_column_is_null_from_then_on_and_its_name_may_come_back(spark: An
     assert lake.advance() == {}
     notes = [row["note"] for row in lake.rows("t", whole=True)]
     assert sorted(map(str, notes)) in (["None", "None", "y"], ["None", "y", "y"])  # the update may be of the new row
-    every = read_silver(lake.project, lake.target("every"))["note"].to_pylist()
+    every = table_log(lake.project, lake.target("every")).read()["note"].to_pylist()
     assert sorted(map(str, every)) == ["None", "y", "y"]
     for table in lake.tables.values():
         table.add("note", "int4", "7")
@@ -245,7 +244,7 @@ def test_what_old_rows_had_in_a_column_follows_the_column(spark: Any, lake_root:
     old = {name: kind for name, kind in there.items() if name.startswith("_old_")}
     names = ["_old_id", "_old_day", "_old_right", "_old_left", "_old_Again"]
     assert old == {name: "string" if name == "_old_day" else "int" for name in names}
-    rows = read_silver(lake.project, lake.target("t")).select(names).to_pylist()
+    rows = table_log(lake.project, lake.target("t")).read().select(names).to_pylist()
     assert {tuple(row.values()) for row in rows} == {(1, "2026-01-02", 4, 5, None), (1, "2026-01-03", 40, 50, 60)}
 
 

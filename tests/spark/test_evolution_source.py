@@ -17,7 +17,6 @@ from cdc_lake.control.table_pauses import pause
 from cdc_lake.control.verdicts import Verdict
 from cdc_lake.errors import DestructiveChange
 from cdc_lake.observability.events import silent
-from cdc_lake.observability.metrics import FORMER_VALUES, TABLE_STATE
 from cdc_lake.ops.check.runner import ddl_sql
 from cdc_lake.ops.plan import ActionKind, plan
 from cdc_lake.ops.report_data import Evidence
@@ -193,8 +192,7 @@ def test_every_view_says_the_same_of_a_table(spark: Any, database: Database, lak
     assert {table.name for table in report.tables if table.remedy} == {"states.held", "states.broken"}
     samples = [s for family in text_string_to_metric_families(metrics.read_text()) for s in family.samples]
     shown = [s.labels for s in samples if s.name == "cdc_lake_table_state"]
-    former = FORMER_VALUES[TABLE_STATE].values()
-    measured = {labels["table"]: labels["state"] for labels in shown if labels["state"] not in former}
+    measured = {labels["table"]: labels["state"] for labels in shown}
     assert {name.removeprefix("states."): state for name, state in measured.items()} == states
     planned = {(action.kind, action.subject.removeprefix("states.")) for action in plan(shop.project).actions}
     assert {(kind, name) for kind, name in planned if name in states} == {

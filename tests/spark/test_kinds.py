@@ -22,7 +22,7 @@ from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.pipeline_file import make_project
 
@@ -37,7 +37,7 @@ def lake_of(root: Path, spark: Any, name: str, fmt: str, **defaults: Any) -> Lak
 
 
 def rows_of(lake: Lake, *columns: str) -> list[tuple[Any, ...]]:
-    found = [tuple(row[name] for name in columns) for row in read_silver(lake.project, lake.target()).to_pylist()]
+    found = [tuple(row[name] for name in columns) for row in table_log(lake.project, lake.target()).read().to_pylist()]
     return sorted(found, key=lambda row: [(value is None, value) for value in row])
 
 
@@ -109,8 +109,8 @@ def test_history_has_a_version_for_each_transaction_and_says_from_when_until_whe
         (2, 9, "b", four, five, False),
         (2, 11, "b", five, None, True),
     ], key=lambda row: (row[0], row[0], row[1]))  # fmt: skip
-    times = read_silver(
-        lake.project, lake.target(), columns=["valid_from_epoch", "valid_from_ts", "valid_to_ts", "is_current"]
+    times = table_log(lake.project, lake.target()).read(
+        columns=["valid_from_epoch", "valid_from_ts", "valid_to_ts", "is_current"]
     )
     assert set(times["valid_from_epoch"].to_pylist()) == {1}
     assert times["valid_from_ts"].null_count == 0
@@ -195,7 +195,7 @@ def test_the_rows_of_an_initial_copy_are_where_each_kind_begins(
     with SpanLoop(project, spark, silent) as advance:
         advance.run(None, threading.Event())
         assert not advance.totals.failed
-    rows = read_silver(project, project.target(T.table)).to_pylist()
+    rows = table_log(project, project.target(T.table)).read().to_pylist()
     own = {"history": ("valid_from", "valid_to"), "append": ("_op", "_position"), "soft": ("_is_deleted",)}
     found = sorted(tuple(row[n] for n in ("id", *own[next(iter(defaults.values()))])) for row in rows)
     assert (
@@ -218,7 +218,7 @@ def test_rows_without_a_key_come_and_go_one_by_one(spark: Any, lake_root: Path, 
     lake.land(Delete(bare, one, OldKind.FULL), Update(bare, ("2", "0.5", UNCHANGED), two, OldKind.FULL))
     lake.land(Update(bare, two, one, OldKind.FULL), Insert(bare, two))
     lake.advance()
-    found = read_silver(lake.project, lake.target()).to_pylist()
+    found = table_log(lake.project, lake.target()).read().to_pylist()
     rows = sorted((r["position"], str(r["ordinal"]), r["body"], r["_copy"], r["_ordinal"]) for r in found)
     assert rows == [
         (1, "0.5", "large", 1, 1), (1, "0.5", "large", 2, 2), (1, "nan", None, 1, 1), (2, "0.5", "large", 1, 2),
@@ -282,7 +282,7 @@ def test_an_update_of_a_row_that_is_not_there_stops_its_table_or_is_held(
     assert ("`cdc-lake resync" in refused.value.remedy) == (kind == "current")
     lake.land(update("9", "10", "all"))
     lake.advance()
-    rows = [row for row in read_silver(lake.project, lake.target()).to_pylist() if row.get("is_current", True)]
+    rows = [row for row in table_log(lake.project, lake.target()).read().to_pylist() if row.get("is_current", True)]
     assert sorted((row["id"], row["amount"], row["body"]) for row in rows) == [(1, 2, "large"), (8, 8, "all")]
     assert lake.quarantined() == [("failed", ["missing_row"]), ("waiting", [])]
 

@@ -21,7 +21,7 @@ from cdc_lake.model.change import Transaction
 from cdc_lake.observability import failpoints as places
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.faults import assert_cuts_are_true
 from cdc_lake_testing.messages import boundaries, raw_transaction
 from tests.money_transfers import CURRENCIES, TABLES, TOTAL, Bank, Reader, total
@@ -123,6 +123,6 @@ def test_no_reader_at_a_cut_sees_money_that_is_on_its_way(
     assert {name: pinned.table(name).orderBy("id").collect() for name in TABLES} == first, "views stay at their cut"
     assert by_spark(cdc_lake.Pipeline(appliers.project).cut().spark_session(spark), "{}") == whole
     project = appliers.project
-    newest = [total(lambda name: read_silver(project, project.target(TABLES[name].table)), one) for one in whole]
+    newest = [total(lambda name: table_log(project, project.target(TABLES[name].table)).read(), one) for one in whole]
     assert newest == list(whole.values())
     assert_cuts_are_true(appliers.project)

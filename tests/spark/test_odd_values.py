@@ -16,8 +16,7 @@ from cdc_lake.runtime.apply import schema_changes, table_planner
 from cdc_lake.runtime.apply.merge import MergeResult, merge
 from cdc_lake.runtime.apply.table_span import MergePlan
 from cdc_lake.runtime.quarantine import Choice, decide
-from cdc_lake.tables.commit_audit import read_commit_metrics
-from cdc_lake.tables.silver_reader import read_silver, silver_version
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.spark_session import derive
 from cdc_lake_testing.histories import AT_LIMITS, LINE_BREAKS, with_column
 from cdc_lake_testing.messages import TYPE_OIDS, table
@@ -42,7 +41,11 @@ def test_texts_with_every_line_break_or_at_a_limit_of_statistics_arrive_and_do_n
         if fmt == "iceberg" and BUDGET == 1 and number not in {0, len(LINE_BREAKS), len(texts) - 1}:
             continue  # its bounds are bytes, and those of the long texts are all the same
         lake.advance()
-        assert read_commit_metrics(lake.project, lake.target(), silver_version(lake.project, lake.target())).files
+        assert (
+            table_log(lake.project, lake.target())
+            .commit_metrics(table_log(lake.project, lake.target()).version())
+            .files
+        )
     lake.land(*(Update(T, (str(number + 1), "2", text)) for number, text in enumerate(texts)))
     lake.advance()
     assert lake.rows() == [row(0, 0), *(row(number + 1, 2, text) for number, text in enumerate(texts))]
@@ -229,7 +232,7 @@ def test_minus_zero_is_held_where_only_the_value_tells_rows_apart(spark: Any, la
     lake.land(Delete(bag, ("0", "2"), OldKind.FULL), Update(bag, ("0", "4"), ("0", "2"), OldKind.FULL))
     lake.advance()
     assert rows_by_text(lake) == [("-1.5", 1), ("0.0", 1), ("nan", 2)]
-    rows = read_silver(lake.project, lake.target(bag)).to_pylist()
+    rows = table_log(lake.project, lake.target(bag)).read().to_pylist()
     assert sorted((str(one["id"]), one["amount"]) for one in rows) == [("0.0", 1), ("0.0", 4)], (
         "no row of 0 went for -0"
     )

@@ -23,7 +23,7 @@ from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.applier import watching
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.data import make_lake
 from tests.pipeline_file import make_project
@@ -92,7 +92,7 @@ def test_a_lake_of_control_version_1_goes_on_and_older_versions_and_queries_stil
         states = {name.removeprefix("public."): table.state for name, table in table_states(row.tables).items()}
         assert (row.position, states) == (400, {"now": "active", "then": "active", "log": "active", "off": "paused"})
         assert {table["state"] for table in json.loads(row.tables).values()} == {"in", "paused"}
-        assert read_silver(project, project.target(TableName("public", "now")))["id"].to_pylist().count(9) == 1
+        assert table_log(project, project.target(TableName("public", "now"))).read()["id"].to_pylist().count(9) == 1
         metrics = (root / "shop.prom").read_text()
-        for former in ("cdc_lake_table_broken", "cdc_lake_held_keys"):
-            assert f'{former}{{pipeline="shop_delta",table="silver_delta.now"}} ' in metrics
+        for name in ("cdc_lake_table_failed", "cdc_lake_quarantined_keys"):
+            assert f'{name}{{pipeline="shop_delta",table="silver_delta.now"}} ' in metrics

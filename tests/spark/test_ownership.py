@@ -20,9 +20,8 @@ from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.tables.control_schema import SnapshotRow, StreamRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.open_silver_table import store
-from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.silver_table import PIPELINE, STREAM, Owner, read_owner
+from cdc_lake.tables.open_silver_table import store, table_log
+from cdc_lake.tables.silver_table import PIPELINE, STREAM, Owner
 from cdc_lake_testing.messages import table
 from tests.pipeline_file import make_project
 
@@ -100,9 +99,9 @@ def test_an_adopted_table_starts_over_its_versions_stay_and_its_former_pipeline_
     assert cut is not None
     other.land(insert("9", "9"))
     other.run(other.label)
-    assert read_owner(own.project, own.target()) == Owner(other.project.name, other.stream)
+    assert table_log(own.project, own.target()).owner() == Owner(other.project.name, other.stream)
     assert other.rows() == [row(9, 9)]
-    assert read_silver(own.project, own.target(), cut.tables["public.t"].version).num_rows == 2
+    assert table_log(own.project, own.target()).read(cut.tables["public.t"].version).num_rows == 2
     other.land(insert("8", "8"))
     other.run(other.label)  # as a service says it again: it is its own by now
     assert other.rows() == [row(8, 8), row(9, 9)]

@@ -45,7 +45,7 @@ from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.restart import restart
 from cdc_lake.runtime.resync import resync
 from cdc_lake.runtime.run import run
-from cdc_lake.tables.silver_reader import read_silver, silver_exists, silver_version
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.altered import SETUP, Altered
 from cdc_lake_testing.folded import Row
 from tests.conftest import Database
@@ -113,7 +113,7 @@ class Lake:
 
     def receive(self) -> None:
         """The receiver, and now and then others and apply, whose questions are answered at times."""
-        if silver_exists(self.project, self.targets[0]):
+        if table_log(self.project, self.targets[0]).exists():
             self.neighbour()
             self.renamed()
         once(self.project)
@@ -221,7 +221,7 @@ class Lake:
 
     def versions(self) -> list[int | None]:
         """Of the silver tables of the walks."""
-        return [silver_version(self.project, target) for target in self.targets]
+        return [table_log(self.project, target).version() for target in self.targets]
 
     def visited(self) -> None:
         """Others do something to some of the tables."""
@@ -384,7 +384,7 @@ class WalkedTable:
 
     @property
     def columns(self) -> dict[str, str]:
-        schema = read_silver(self.lake.project, self.target).schema
+        schema = table_log(self.lake.project, self.target).read().schema
         return {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
 
     def advance(self) -> CdcLakeError | None:
@@ -509,7 +509,7 @@ def a_stranger_widens(lake: Lake) -> None:
 
 PLANTED: dict[str, tuple[str, Callable[[Lake], None], str]] = {
     "no commit is a stranger's": (
-        "cdc_lake.runtime.apply.table_integrity.find_foreign_commit", a_stranger_appends, "nobody saw: append"
+        "cdc_lake.tables.{fmt}_table_log.{Fmt}TableLog.foreign_commit", a_stranger_appends, "nobody saw: append"
     ),
     "no column is a stranger's": (
         "cdc_lake.runtime.apply.schema_changes.check_columns", a_stranger_widens, "nobody saw: column"
@@ -535,6 +535,6 @@ def test_a_walk_finds_a_planted_bug(
         lake.walks.walks = [Altered(conn, "t0", lake.seed, form="plain")]
         once(project)
         lake.run()
-        monkeypatch.setattr(place, lambda *_: None)
+        monkeypatch.setattr(place.format(fmt=fmt, Fmt=fmt.title()), lambda *_: None)
         with pytest.raises((AssertionError, pytest.fail.Exception), match=said):
             done(lake)

@@ -31,10 +31,10 @@ from cdc_lake.observability.failpoints import BRANCH_WRITTEN, REBUILT, REPLACED
 from cdc_lake.runtime.apply.rebuild import Rebuilt, rebuild
 from cdc_lake.runtime.quarantine import list_quarantine
 from cdc_lake.silver.kinds import Columns
-from cdc_lake.tables import table_stats
+from cdc_lake.tables import open_silver_table
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.broken_off import broken_off
 from cdc_lake_testing.faults import assert_cuts_are_true
 from cdc_lake_testing.messages import table
@@ -110,7 +110,7 @@ def test_what_something_else_spoilt_is_mended_and_the_old_version_stays_readable
     if fmt == "delta":
         kept = spark.sql(f"SHOW TBLPROPERTIES {name}").collect()
         assert ("delta.deletedFileRetentionDuration", "interval 9 days") in [tuple(one) for one in kept]
-    old = read_silver(lake.project, lake.target(), before.version).to_pylist()
+    old = table_log(lake.project, lake.target()).read(before.version).to_pylist()
     assert sorted(r["amount"] for r in old) == [99]
     lake.land(insert("4", "4"), Update(T, ("1", "6", UNCHANGED)))
     lake.advance()
@@ -163,7 +163,7 @@ def test_a_table_takes_the_kind_that_the_pipeline_says_now(spark: Any, lake_root
             [(1, 5, "large", False), (2, 2, "b", True), (3, 3, "b", False), (4, 4, "b", False)],
         ),
     }[kind]
-    found = read_silver(lake.project, lake.target()).to_pylist()
+    found = table_log(lake.project, lake.target()).read().to_pylist()
     assert sorted((tuple(r[name] for name in columns) for r in found), key=lambda r: r[:2]) == expected
 
 
@@ -234,7 +234,7 @@ def test_the_past_is_put_into_a_table_of_its_own(spark: Any, lake_root: Path, fm
     before = lake.marker()
     done = again(lake, to=first, into="t_then")
     assert (done.table, done.difference.before, done.difference.after) == (f"past_{fmt}.t_then", None, 1)
-    assert read_silver(lake.project, named(lake.project, "t_then")).to_pylist() == [row(1, 1)]
+    assert table_log(lake.project, named(lake.project, "t_then")).read().to_pylist() == [row(1, 1)]
     assert (lake.marker(), lake.rows()) == (before, [row(1, 2)])
     with pytest.raises(RebuildPlaceTaken):
         again(lake, into="t_then")
@@ -245,7 +245,7 @@ def test_it_begins_with_the_rows_of_the_initial_copy(spark: Any, lake_root: Path
     lake = Lake(lake_root, spark, "copied_again", fmt)
     assert_a_copy_and_a_change_are_rebuilt(lake)
     again(lake, to=10, into="t_copy")
-    found = read_silver(lake.project, named(lake.project, "t_copy")).to_pylist()
+    found = table_log(lake.project, named(lake.project, "t_copy")).read().to_pylist()
     assert sorted(r["amount"] or 0 for r in found) == [0, 10]
 
 
@@ -256,7 +256,7 @@ def test_what_was_built_may_have_rows_that_are_marked_as_gone(
     """As a draft has from 64 MB on. Delta refuses to read such a table inside of a statement that writes into another
     format; `make bench` found it.
     """
-    monkeypatch.setitem(table_stats.MARKED_FROM, "delta", 0)
+    monkeypatch.setitem(open_silver_table.MARKED_FROM, "delta", 0)
     lake = Lake(lake_root, spark, "rows_marked", fmt)
     assert_a_copy_and_a_change_are_rebuilt(lake)
 

@@ -15,7 +15,7 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.histories import History, interleave
 from cdc_lake_testing.messages import raw_transaction
 from cdc_lake_testing.oracle import Oracle
@@ -59,7 +59,7 @@ def test_random_positions_give_the_oracles_state(spark: Any, lake_root: Path) ->
         oracle = Oracle(fails=breaks)
         oracle.run([one for one in transactions if one.bounds.position <= upto])
         done = rebuild(project, str(relation.table), to=upto, into=f"at_{number}", spark=spark)
-        rows = read_silver(project, replace(target, name=f"at_{number}")).to_pylist()
+        rows = table_log(project, replace(target, name=f"at_{number}")).read().to_pylist()
         if target.kind == "history":
             own = {"valid_from_epoch", "valid_from", "valid_from_ts", "valid_to_epoch", "valid_to", "valid_to_ts"}
             rows = [{k: v for k, v in r.items() if k not in {*own, "is_current"}} for r in rows if r["is_current"]]

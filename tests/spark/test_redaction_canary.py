@@ -21,7 +21,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.ops.html_pages import report
 from cdc_lake.runtime.apply.span_loop import SpanLoop
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from tests.canary import leaks
 from tests.conftest import Database
 from tests.live.test_receive_loop import once, project_of
@@ -84,11 +84,11 @@ def test_no_file_and_no_output_holds_a_canary(
         "public.users": Verdict.EQUAL_BUT_QUARANTINED,
         "public.whole": Verdict.EQUAL,
     }
-    logins = read_silver(project, project.target(TableName("public", "logins")), None)
+    logins = table_log(project, project.target(TableName("public", "logins"))).read(None)
     assert logins.select(["email", "body", "at"]).to_pylist() == [
         {"email": hashed(canary("moved")), "body": None, "at": 1}
     ]
-    users = read_silver(project, project.target(TableName("public", "users")), None)
+    users = table_log(project, project.target(TableName("public", "users"))).read(None)
     assert "ssn" not in users.column_names
 
     rules = [*RULES, {"columns": ["public.late.id"], "strategy": "sha256"}]
@@ -96,7 +96,7 @@ def test_no_file_and_no_output_holds_a_canary(
     with database.connect() as conn:
         conn.execute("UPDATE late SET ssn = 'other'; UPDATE whole SET ssn = 'other', email = 'new@example.com'")
     assert go_on(changed) == {f"{database.name}.late"}, "its rows would be there twice, under both kinds of key"
-    whole = read_silver(project, project.target(TableName("public", "whole")), None)
+    whole = table_log(project, project.target(TableName("public", "whole"))).read(None)
     assert whole["email"].to_pylist() == [hashed("new@example.com")]
 
 

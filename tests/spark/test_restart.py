@@ -21,8 +21,7 @@ from cdc_lake.runtime.restart import restart
 from cdc_lake.runtime.resync import resync
 from cdc_lake.runtime.run import run
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.open_silver_table import store
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import store, table_log
 from cdc_lake.tables.spark_session import derive
 from tests.conftest import Database
 from tests.pipeline_file import make_project
@@ -65,7 +64,7 @@ class Shop:
         apply(self.project, once=True, stop=threading.Event(), report=silent, spark=self.spark)
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        return list(read_silver(self.project, self.target(table)).to_pylist())
+        return list(table_log(self.project, self.target(table)).read().to_pylist())
 
     def target(self, table: str) -> Target:
         return self.project.target(TableName("public", table))
@@ -126,7 +125,7 @@ def test_a_lost_slot_is_followed_by_a_new_stream_and_what_was_is_kept(
     )
     states = table_states(cut.tables)
     version = states["public.plain"].version
-    old = read_silver(shop.project, shop.project.target(TableName("public", "plain")), version)
+    old = table_log(shop.project, shop.project.target(TableName("public", "plain"))).read(version)
     assert old.num_rows == len(before["plain"])
     with pytest.raises(PastTrimmed):
         rebuild(shop.project, "past", spark=spark)

@@ -21,6 +21,7 @@ from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.table_planner import Load, TablePlanner
 from cdc_lake.runtime.maintain import maintain_silver
 from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.iceberg_table_log import iceberg_table
 from cdc_lake.tables.maintenance import (
     DeltaSilverMaintenance,
     IcebergSilverMaintenance,
@@ -29,8 +30,7 @@ from cdc_lake.tables.maintenance import (
     retry_on_conflict,
     spent_versions,
 )
-from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.silver_table import iceberg_table
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.spark_session import derive
 
 from .conftest import BUDGET
@@ -217,7 +217,7 @@ def _id(r: dict[str, Any]) -> int:
 
 
 def _rows(lake: Lake, version: int | None = None) -> list[dict[str, Any]]:
-    return sorted(read_silver(lake.project, lake.target(), version).to_pylist(), key=_id)
+    return sorted(table_log(lake.project, lake.target()).read(version).to_pylist(), key=_id)
 
 
 def _cuts(control: ControlTables) -> list[Any]:

@@ -16,12 +16,12 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
-from deltalake import DeltaTable
 
 from cdc_lake.errors import ApplyFailed, ConcurrentModification, DestructiveChange
 from cdc_lake.model.change import Insert
 from cdc_lake.observability import failpoints as at
 from cdc_lake.runtime.apply.merge import merge
+from cdc_lake.tables.delta_silver import DeltaSilver
 from cdc_lake_testing import controls_of_silver as controls
 from cdc_lake_testing.broken_off import broken_off
 from cdc_lake_testing.verdict import Signature
@@ -155,12 +155,14 @@ def test_what_is_planted_is_found_out_in_a_history_that_passes_without_it(
     tally("R8", [name], **{"controls": 1, "found within 60 seconds": int(took < 60)})
 
 
-class Undivided(DeltaTable):
-    """A Delta table of which nobody knows what its files are divided by."""
+EXISTING = DeltaSilver._existing
 
-    def metadata(self) -> Any:
-        """As it is, but for that."""
-        return SimpleNamespace(partition_columns=[], configuration=super().metadata().configuration)
+
+def undivided(silver: DeltaSilver) -> Any:
+    """The table, of which nobody knows what its files are divided by."""
+    table = EXISTING(silver)
+    metadata = SimpleNamespace(partition_columns=[])
+    return SimpleNamespace(metadata=lambda: metadata, transaction_version=table.transaction_version)
 
 
 def a_key_gets_another_text(spark: Any, lake_root: Path, fmt: str) -> None:
@@ -210,8 +212,8 @@ MENDED: dict[str, tuple[str, object, Callable[..., None], dict[str, Any], str]] 
         "no row of 0 went for -0",
     ),
     "a column is added to files that are not divided": (
-        "tables.delta_silver.DeltaTable",
-        Undivided,
+        "tables.delta_silver.DeltaSilver._existing",
+        undivided,
         odd.test_columns_are_added_to_a_delta_table_whose_files_are_divided,
         {"given": {"partition_by": ["amount"]}},
         "could not be merged",

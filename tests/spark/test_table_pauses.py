@@ -20,7 +20,7 @@ from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.quarantine import Choice, decide, list_quarantine
 from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_reader import read_silver, silver_exists
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.pipeline_file import make_project
 
@@ -47,7 +47,7 @@ def test_a_paused_table_stays_while_others_flow_and_catches_up_when_it_is_resume
         bronze.append([raw_transaction(Transaction(boundaries(position), changes))])
 
     def rows(relation: Relation) -> list[int]:
-        return sorted(read_silver(project, project.target(relation.table))["id"].to_pylist())
+        return sorted(table_log(project, project.target(relation.table)).read()["id"].to_pylist())
 
     def states() -> dict[str, tuple[str, int]]:
         cut = last_cut(ControlTables(project.control), "test")
@@ -114,12 +114,12 @@ def test_what_was_copied_and_decided_while_a_table_is_paused_comes_with_the_firs
             assert one.totals.failed == {}
 
     def rows(relation: Relation) -> list[int]:
-        return sorted(read_silver(project, project.target(relation.table))["id"].to_pylist())
+        return sorted(table_log(project, project.target(relation.table)).read()["id"].to_pylist())
 
     pause(project, "early")
     advance()
     assert rows(other) == [1]
-    assert not silver_exists(project, project.target(early.table))
+    assert not table_log(project, project.target(early.table)).exists()
     (found,) = (one for one in status(project).tables if one.source == "public.early")
     assert (found.state, found.version) == ("paused", None)
     assert ", not in silver yet, 0 transactions wait: " in found.reason

@@ -17,8 +17,9 @@ from cdc_lake.model.relation import Missing, Relation, ReplicaIdentity
 from cdc_lake.runtime.apply.rebuild import rebuild
 from cdc_lake.silver.kinds import Columns
 from cdc_lake.silver.transforms import analyze_expression
-from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.silver_table import actual_layout, declared_layout, iceberg_table
+from cdc_lake.tables.iceberg_table_log import iceberg_table
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import declared_layout
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.messages import table
 from tests.pipeline_file import make_project
@@ -47,7 +48,7 @@ class Shaped(Lake):
         )
 
     def found(self, *columns: str) -> list[tuple[Any, ...]]:
-        rows = read_silver(self.project, self.target()).to_pylist()
+        rows = table_log(self.project, self.target()).read().to_pylist()
         names = columns or tuple(rows[0])
         return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
 
@@ -268,7 +269,7 @@ def test_a_comparison_sees_the_source_through_the_same_transforms(spark: Any, la
     assert view.names == {"id": "id", "amount": "price"}
     assert found.rows.to_pydict() == {"id": ["1", "4", "5"], "amount": ["10", "7", "9"]}
     assert found.all_rows.num_rows == 5
-    silver = read_silver(lake.project, lake.target()).sort_by("id")
+    silver = table_log(lake.project, lake.target()).read().sort_by("id")
     assert found.computed.to_pydict() == silver.select(["amount", "half"]).to_pydict()
 
 
@@ -281,7 +282,7 @@ def test_files_are_divided_and_clustered_as_the_pipeline_says(spark: Any, lake_r
     lake.land(Update(T, ("1", "12", UNCHANGED)), insert("4", "1"))
     lake.advance()
     assert lake.found() == [(1, 12, "b"), (2, 12, "b"), (3, 13, "b"), (4, 1, "b")]
-    made = actual_layout(lake.project, lake.target())
+    made = table_log(lake.project, lake.target()).layout()
     assert made is not None
     assert made.partition_by == tuple(parts)
     lake.shape({"partition_by": ["body"]}, fmt)
@@ -342,8 +343,8 @@ def test_a_rebuild_gives_a_table_other_transforms_and_divides_it_otherwise(
     lake.land(Update(DATED, ("7", "3", "EU", day)), Insert(DATED, ("8", "8", "EU", day)))
     lake.advance()
     assert lake.found("id", "price", "twice") == [(6, 60, 120), (8, 8, 16)]
-    assert actual_layout(lake.project, lake.target()) == declared_layout(lake.target())
-    assert len(read_silver(lake.project, lake.target(), version)) == 3
+    assert table_log(lake.project, lake.target()).layout() == declared_layout(lake.target())
+    assert len(table_log(lake.project, lake.target()).read(version)) == 3
     if fmt == "delta":
         lake.shape(first, fmt)
         with pytest.raises(DivisionChanged, match="was clustered"):
@@ -351,7 +352,7 @@ def test_a_rebuild_gives_a_table_other_transforms_and_divides_it_otherwise(
     lake.shape(last, fmt)
     rebuild(lake.project, "public.t", spark=spark)
     assert lake.found("id", "amount", "region") == [(1, 1, "EU"), (6, 60, "EU"), (7, 3, "EU"), (8, 8, "EU")]
-    assert actual_layout(lake.project, lake.target()) == declared_layout(lake.target())
+    assert table_log(lake.project, lake.target()).layout() == declared_layout(lake.target())
 
 
 @drawn
@@ -385,7 +386,7 @@ def test_columns_of_the_source_that_are_called_as_silvers_own_are_renamed_or_lef
     lake.land(Update(odd, ("1", "A", "B", UNCHANGED, "D", "E", "f", "g")))
     lake.advance()
     *_, last = sorted(
-        read_silver(lake.project, lake.target()).to_pylist(), key=lambda row: str(row["nth"]), reverse=True
+        table_log(lake.project, lake.target()).read().to_pylist(), key=lambda row: str(row["nth"]), reverse=True
     )
     both = None if kind.get("kind") == "append" else "AcE"
     now = None if kind.get("kind") == "append" else "c"
@@ -424,7 +425,7 @@ def test_a_rebuild_takes_settings_that_name_columns_of_which_the_first_changes_k
         lake.advance()
     rebuild(lake.project, "public.t", spark=spark)
     lake.advance()
-    rows = [row for row in read_silver(lake.project, lake.target()).to_pylist() if row.get("is_current", True)]
+    rows = [row for row in table_log(lake.project, lake.target()).read().to_pylist() if row.get("is_current", True)]
     found = sorted((row["id"], row["price"], row["gone"], row["mark"], row["twice"]) for row in rows)
     assert found == [(2, 61, None, 8, 16), (3, 70, 3, 7, 14), (5, 90, None, 9, 18)]
     assert lake.quarantined() == [("failed", ["between_grade"])]

@@ -11,7 +11,7 @@ from cdc_lake.source.sql_text import PRINTING
 from cdc_lake.tables.canonical_values import from_silver, from_source
 from cdc_lake.tables.casts import cast_sql, fits_sql
 from cdc_lake.tables.delta_log import json_lines
-from cdc_lake.tables.silver_reader import read_silver, silver_exists, silver_version
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.types import column_type
 from tests.pipeline_file import make_project
 from tests.type_cases import Case, cases
@@ -77,8 +77,8 @@ def test_every_type_reads_back_as_the_server_printed_it_or_is_held(database, spa
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.silver")
     typed.writeTo(f"{catalog}.silver.typed_i").using("iceberg").create()
     for target in targets:
-        assert silver_exists(project, target)
-        read = read_silver(project, target, silver_version(project, target)).sort_by("at")
+        assert table_log(project, target).exists()
+        read = table_log(project, target).read(table_log(project, target).version()).sort_by("at")
         for i, (column, texts, fits) in enumerate(zip(columns, table, expected, strict=True)):
             values = read.column(f"v{i}")
             found = read.column(f"f{i}").to_pylist()[: len(fits)]
@@ -122,12 +122,12 @@ def test_rows_behind_a_deletion_vector_are_not_read_and_older_versions_are(spark
     )
     spark.sql(f"INSERT INTO {table} SELECT id, 'x' FROM range(0, 100, 1, 1)")
     spark.sql(f"DELETE FROM {table} WHERE id >= 10")
-    version = silver_version(project, target)
-    assert sorted(read_silver(project, target)["id"].to_pylist()) == list(range(10))
-    assert read_silver(project, target, version - 1, ["a b"]).num_rows == 100
+    version = table_log(project, target).version()
+    assert sorted(table_log(project, target).read()["id"].to_pylist()) == list(range(10))
+    assert table_log(project, target).read(version - 1, ["a b"]).num_rows == 100
     assert any(a["deletionVector"] for a in _adds(project.silver_path(target), version))
     with pytest.raises(SilverMissing):
-        read_silver(project, target, version + 1)
+        table_log(project, target).read(version + 1)
 
 
 def _adds(folder, version):

@@ -15,7 +15,7 @@ from cdc_lake.errors import RuleStopped
 from cdc_lake.model.change import Insert
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.messages import TYPE_OIDS
 from tests.tally import tally
 
@@ -59,7 +59,7 @@ def row_with(number: int, **misfits: str) -> Insert:
 
 
 def ids(lake: Lake) -> list[int]:
-    return sorted(read_silver(lake.project, lake.target(T)).column("id").to_pylist())
+    return sorted(table_log(lake.project, lake.target(T)).read().column("id").to_pylist())
 
 
 @drawn

@@ -25,7 +25,7 @@ from cdc_lake.runtime.apply.applier import apply
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.redecode import retry
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.silver_reader import read_silver
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.beside import beside, until
 from cdc_lake_testing.histories import History, interleave
 from cdc_lake_testing.messages import raw_transaction, table
@@ -55,7 +55,9 @@ def advance(project: Project, spark: Any) -> None:
 
 def silver(project: Project, relation: Any) -> dict[str, str | None]:
     """Body by id."""
-    return {str(row["id"]): row["body"] for row in read_silver(project, project.target(relation.table)).to_pylist()}
+    return {
+        str(row["id"]): row["body"] for row in table_log(project, project.target(relation.table)).read().to_pylist()
+    }
 
 
 @pytest.mark.obeys("STA655")

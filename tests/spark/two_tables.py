@@ -44,5 +44,5 @@ def lake(root: Path, fmt: str, seed: int, **sections: Any) -> Project:
         silver={"defaults": {"format": fmt, "namespace": name}, "tables": tables},
         snapshot={"mode": "none"},
         apply={"span_rows": 30 + seed % 60, "parallelism": 2},
-        **sections,
+        **{"bronze": {"durability": "os"}, **sections},
     )

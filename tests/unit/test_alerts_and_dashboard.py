@@ -65,6 +65,12 @@ def test_only_names_that_exist_are_asked_for(where: str, expression: str) -> Non
     assert unknown(expression) == [], where
 
 
+def test_a_dashboard_and_alerts_of_the_version_before_keep_working() -> None:
+    """The expressions of 0.4.0, which a user may have copied."""
+    kept = (ROOT / "tests/data/expressions_0_4_0.txt").read_text().splitlines()
+    assert {expression: wrong for expression in kept if (wrong := unknown(expression))} == {}
+
+
 def test_the_check_finds_what_is_no_expression_and_names_and_labels_that_do_not_exist() -> None:
     assert unknown("cdc_lake_helthy == 0") == ["cdc_lake_helthy"]
     assert unknown('cdc_lake_errors_total{cod="x"} > 0') == ["cod"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +22,12 @@ from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.merge import choose, fits, round_bounds
 from cdc_lake.runtime.apply.rule_gate import SpanProfile
 from cdc_lake.runtime.apply.span_loop import SpanLoop
+from cdc_lake.runtime.apply.span_planning import span_limits
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.layout_mapping import make_shape
 from cdc_lake.tables.catalog import catalog_address, open_catalog
-from cdc_lake.tables.commit_audit import CommitMetrics, read_commit_metrics
-from cdc_lake.tables.silver_table import Marker
-from cdc_lake.tables.table_stats import TableStatistics, all_below, weight
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import CommitMetrics, Marker, TableStatistics
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.pipeline_file import make_project
 from tests.seeds import one_seed
@@ -52,6 +53,16 @@ def project(root: Path, fmt: str, **apply: Any) -> Project:
         root / "shop.yaml",
         root,
     )
+
+
+def test_a_span_grows_with_the_cores_of_a_cluster_and_not_beyond_what_the_pipeline_file_says(tmp_path: Path) -> None:
+    default = project(tmp_path, "delta").pipeline.apply
+    assert span_limits(default, None) == default
+    for cores, factor in ((0, 1), (2, 1), (5, 2), (8, 4), (1000, 8)):
+        limits = span_limits(default, cores)
+        assert (limits.span_rows, limits.span_bytes) == (factor * default.span_rows, factor * default.span_bytes)
+    given = project(tmp_path, "delta", span_rows=500_000).pipeline.apply
+    assert span_limits(given, 8) == given.model_copy(update={"span_bytes": 4 * default.span_bytes})
 
 
 def silver(root: Path, fmt: str) -> tuple[Project, Target, Put]:
@@ -93,12 +104,12 @@ def test_keys_above_all_of_a_tables_files_are_proven_new(tmp_path: Path, fmt: st
     put(rows(1, 5))
     put(rows(3, 9))
     at = version(of, target)
-    assert all_below(of, target, at, "id", 10)
-    assert not all_below(of, target, at, "id", 9)
+    assert table_log(of, target).all_below(at, "id", 10)
+    assert not table_log(of, target).all_below(at, "id", 9)
     put(rows(50))
-    assert not all_below(of, target, version(of, target), "id", 10)
-    assert not all_below(of, target, at, "no such column", 10)
-    assert all_below(of, target, at, "id", 10), "the version that a plan was made for counts, not the newest"
+    assert not table_log(of, target).all_below(version(of, target), "id", 10)
+    assert not table_log(of, target).all_below(at, "no such column", 10)
+    assert table_log(of, target).all_below(at, "id", 10), "the version that a plan was made for counts, not the newest"
 
 
 @FORMATS
@@ -106,7 +117,7 @@ def test_a_file_without_bounds_proves_nothing(tmp_path: Path, fmt: str) -> None:
     of, target, put = silver(tmp_path, fmt)
     put(rows(1))
     put(rows(None))
-    assert not all_below(of, target, version(of, target), "id", 10)
+    assert not table_log(of, target).all_below(version(of, target), "id", 10)
 
 
 @FORMATS
@@ -143,12 +154,12 @@ def test_what_is_sent_to_every_task_fits_the_heap_many_times() -> None:
 @FORMATS
 def test_weight_and_what_a_commit_wrote_are_read_from_the_table(tmp_path: Path, fmt: str) -> None:
     of, target, put = silver(tmp_path, fmt)
-    assert weight(of, target) == TableStatistics(0, 0, marked=False)
+    assert table_log(of, target).statistics() == TableStatistics(0, 0, marked=False)
     put(rows(1, 2))
     put(rows(3))
-    now = weight(of, target)
+    now = table_log(of, target).statistics()
     assert now.files == 2
-    last = read_commit_metrics(of, target, version(of, target))
+    last = table_log(of, target).commit_metrics(version(of, target))
     assert last == CommitMetrics(1, last.size, 0, 0, 0)
     assert 0 < last.size < now.size
 
@@ -161,7 +172,7 @@ def test_a_file_that_got_marks_was_not_rewritten(tmp_path: Path) -> None:
         '{"commitInfo":{}}\n{"add":{"path":"a","size":1000,"deletionVector":{"sizeInBytes":40}}}\n'
         '{"remove":{"path":"a","size":1000}}\n{"remove":{"path":"b","size":500}}\n{"add":{"path":"c","size":300}}\n'
     )
-    assert read_commit_metrics(of, of.target(T.table), 7) == CommitMetrics(1, 340, 1, 500, 1)
+    assert table_log(of, of.target(T.table)).commit_metrics(7) == CommitMetrics(1, 340, 1, 500, 1)
 
 
 def test_rounded_bounds_hold_those_given_and_are_an_eighth_wider_at_most_on_either_side() -> None:
@@ -189,7 +200,8 @@ def spans(root: Path, sizes: list[tuple[int, int]], **apply: Any) -> list[int]:
         rows = tuple(Insert(T, (str(n), "x" * text)) for n in range(changes))
         bronze.append([raw_transaction(Transaction(boundaries(100 + 10 * number), rows))])
     top, position, found = 100 + 10 * len(sizes), 10, []
-    advance: Any = SpanLoop(project, None, silent)  # type: ignore[arg-type] # choosing a span needs no Spark
+    local: Any = SimpleNamespace(conf={"spark.master": "local"})  # choosing a span needs nothing else of Spark
+    advance: Any = SpanLoop(project, local, silent)
     while commits := advance._next_transactions(state, Span(1, position, top)):
         found.append(len(commits))
         position = commits[-1].position

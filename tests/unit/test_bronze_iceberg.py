@@ -27,7 +27,7 @@ from cdc_lake.config.loader import load_project
 from cdc_lake.errors import AnotherReceiver, BronzeNotWritten, CatalogUnreachable, CommitUncertain
 from cdc_lake.model.position import Span
 from cdc_lake.runtime.maintain import maintain
-from cdc_lake.tables import iceberg_log, rest_catalog
+from cdc_lake.tables import iceberg_io, iceberg_log
 from cdc_lake.tables import iceberg_log as iceberg_manifests
 from cdc_lake.tables.catalog import CatalogAddress, open_catalog
 from cdc_lake.tables.orphan_files import OrphanFiles
@@ -124,7 +124,7 @@ def test_of_writers_that_commit_at_once_one_lands(address: CatalogAddress):
 def test_a_commit_that_a_rest_server_made_and_did_not_answer_counts_as_landed(
     tmp_path: Path, loss: Loss, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(rest_catalog, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(iceberg_io, "ANSWER_SECONDS", 2.0)
     with RestCatalogServer(tmp_path) as server:
         address = CatalogAddress("lake", "rest", server.uri, None)
         bronze = writer(address)

@@ -18,7 +18,7 @@ from cdc_lake.tables import iceberg_log
 from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake.tables.orphan_files import OrphanFiles
 from cdc_lake_testing.faulty_store import Fault, FaultyStore, Request
-from cdc_lake_testing.object_store import LocalStore, storage_at
+from cdc_lake_testing.object_store import LocalStore
 from tests.bronze_object_stores import BUCKET, FORMATS, Stored, stored
 from tests.unit.test_bronze_hash_chain import (
     landed,
@@ -188,7 +188,7 @@ def test_a_store_that_checks_a_condition_before_it_writes_is_refused(place: Stor
         place.writer(proxy.endpoint).begin_stream("s1", 100)
     assert place.writer().state() is None
     folder = FileSelector(f"{BUCKET}/{place.key}/_cdc_lake_fence", allow_not_found=True)
-    assert not ObjectStore(storage_at(place.store.endpoint)).filesystem.get_file_info(folder)
+    assert not ObjectStore(place.store.storage()).filesystem.get_file_info(folder)
 
 
 def test_what_upkeep_replaced_goes_when_nobody_reads_it_any_more(place: Stored, monkeypatch: pytest.MonkeyPatch):

@@ -9,6 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.bronze.data_files import Files
+from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.row_history import history
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
@@ -16,7 +17,7 @@ from cdc_lake.errors import NotInBronze
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.ops.inspect import inspect_chain, inspect_row, inspect_transaction, plain, primary_key
+from cdc_lake.ops.inspect import inspect_row, inspect_transaction, plain, primary_key
 from cdc_lake.tables.delta_log import CHECKPOINT_INTERVAL
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.bronze_formats import Place
@@ -268,7 +269,7 @@ def test_a_row_and_the_chain_are_values_for_json(bronze: TableBronze, reader: Br
     moves(bronze)
     row = plain(inspect_row(reader, ORDERS.table, {"id": "9"}))
     assert [event["op"] for event in row["events"]] == ["S", "U", "T"]
-    assert plain(inspect_chain(reader))["holds"] is True
+    assert plain(verify(reader))["holds"] is True
     assert primary_key(reader, ORDERS.table) == ("id",)
 
 

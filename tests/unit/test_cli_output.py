@@ -189,7 +189,7 @@ def test_a_row_of_a_table_is_one_line() -> None:
 
 
 def test_results_and_narration_are_printable(monkeypatch: pytest.MonkeyPatch) -> None:
-    output.forget_log()  # of a test before this one
+    output.reset()  # of a test before this one
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)

@@ -16,7 +16,7 @@ from cdc_lake.cli.process import run_command
 from cdc_lake.config.loader import load_project, validate
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.schema import models_in
-from cdc_lake.config.secrets import PATHS, PROPERTIES, secret_values
+from cdc_lake.config.secrets import MAPPINGS, PATHS, secret_values
 
 HEAD = "version: 1\npipeline: shop\n"
 SOURCE = "type: postgres, host: 127.0.0.1, port: 1, database: d, user: u, connect_timeout: 1 s, tables: ['public.*']"
@@ -94,7 +94,7 @@ def test_secrets_of_a_catalog_in_the_file_are_told(folder: Path) -> None:
     assert told(project_file(folder, "", with_password)) == ["CFG125 lake.iceberg.uri"]
     assert told(project_file(folder, "", with_password.replace(":x@", "@"))) == []
     rest = "lake: {iceberg: {type: rest, uri: 'https://h', properties: {token: x, s3.region: y}}}\n"
-    assert told(project_file(folder, "", rest)) == [f"CFG125 {PROPERTIES}.token"]
+    assert told(project_file(folder, "", rest)) == [f"CFG125 {MAPPINGS[0]}.token"]
 
 
 def test_check_says_what_validate_warns_of(
@@ -118,7 +118,7 @@ def secrets_of(model: type[BaseModel], path: str = "") -> Iterator[str]:
 
 
 def test_every_secret_of_the_model_is_looked_at() -> None:
-    assert set(secrets_of(Pipeline)) <= {*PATHS, PROPERTIES}
+    assert set(secrets_of(Pipeline)) <= {*PATHS, *MAPPINGS}
     assert len(set(secrets_of(Pipeline))) >= 5
 
 

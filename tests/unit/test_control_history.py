@@ -84,13 +84,6 @@ def test_every_control_table_can_be_asked_also_before_there_is_one(tmp_path: Pat
     assert time_of(name) in found.column_names
 
 
-@pytest.mark.parametrize(("former", "name"), [("held", "quarantine"), ("promises", "pins")])
-def test_a_table_can_be_asked_by_its_name_in_0_3_with_a_warning(lake: CutLake, former: str, name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"the control table `{former}` is called `{name}`"):
-        rows = read_history(lake.project, former)
-    assert rows.equals(read_history(lake.project, name))
-
-
 def test_what_cannot_be_asked_says_what_can(lake: CutLake) -> None:
     with pytest.raises(LakeError, match="no control table `run`") as unknown:
         read_history(lake.project, "run")

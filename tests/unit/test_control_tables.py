@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -20,15 +20,15 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from cdc_lake.config.model import ObjectAddress
-from cdc_lake.errors import AnotherApply, LakeError, Retry
+from cdc_lake.errors import BronzeNotWritten, LakeError, Retry
 from cdc_lake.tables import delta_log
 from cdc_lake.tables.control_schema import TABLES, CutRow, RunRow, SnapshotRow, StreamRow, schema_of, utc_now
-from cdc_lake.tables.control_tables import ControlTables, lease
-from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
+from cdc_lake.tables.control_tables import ControlTables
+from cdc_lake.tables.delta_storage import LocalDeltaStorage, ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import ObjectStore
+from cdc_lake_testing.azurite import Azurite
 from cdc_lake_testing.faulty_store import Chance, FaultyStore
-from cdc_lake_testing.object_store import LocalStore, storage_at
+from cdc_lake_testing.object_store import LocalStore
 from tests.seeds import seeds
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,12 +44,12 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, store: LocalStore) ->
     """The same tables again and again, as another process would open them."""
     if request.param == "folder":
         return lambda: ControlTables(tmp_path / "control", durability="os")
-    return partial(stored, store.endpoint, uuid4().hex)
+    return partial(stored, store, uuid4().hex)
 
 
-def stored(endpoint: str, key: str, patience: int = 2_000) -> ControlTables:
-    client = ObjectStore(storage_at(endpoint, patience=patience))
-    return ControlTables(lambda name: ObjectStoreDeltaStorage(client, ObjectAddress("lake", f"{key}/{name}")))
+def stored(store: LocalStore | Azurite, key: str, endpoint: str | None = None, patience: int = 2_000) -> ControlTables:
+    client = ObjectStore(store.storage(endpoint, patience=patience))
+    return ControlTables(lambda name: ObjectStoreDeltaStorage(client, store.address("lake", f"{key}/{name}")))
 
 
 def cut(position: int, epoch: int = 1, stream: str = "s") -> CutRow:
@@ -158,6 +158,39 @@ for n in range(8):
 """
 
 
+def test_one_of_several_that_create_a_table_at_once_creates_it(tmp_path: Path):
+    def create(folder: Path) -> bool:
+        together.wait()
+        try:
+            LocalDeltaStorage(folder, durable=False).create(schema_of("runs"), {})
+        except BronzeNotWritten:
+            return False
+        return True
+
+    together = threading.Barrier(4)
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(10):
+            folder = tmp_path / str(number)
+            assert sum(threads.map(create, [folder] * 4)) == 1
+            assert DeltaTable(folder).version() == 0
+
+
+def test_an_append_is_repeated_if_the_properties_of_its_table_changed_meanwhile(
+    control: ControlTables, monkeypatch: pytest.MonkeyPatch
+):
+    control.record(cut(0))
+    write, place = control._write, control.place("cuts")
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        place.set_properties(place.open(), {"other": "1"}, {})
+        return write(*arguments)
+
+    monkeypatch.setattr(control, "_write", overtaken)
+    control.record(cut(1))
+    assert control.read("cuts").num_rows == 2
+
+
 def test_processes_that_append_at_the_same_time_lose_nothing(control: ControlTables, tmp_path: Path):
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["cdc_lake.tables.control_tables"])
@@ -177,13 +210,13 @@ def test_writers_that_append_to_a_store_at_the_same_time_lose_nothing(store: Loc
     key = uuid4().hex
 
     def write(name: str) -> None:
-        tables = stored(store.endpoint, key)
+        tables = stored(store, key)
         for n in range(8):
             tables.record(run(f"{name}{n}"))
 
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(write, "abc"))
-    found = stored(store.endpoint, key).read("runs")["run"].to_pylist()
+    found = stored(store, key).read("runs")["run"].to_pylist()
     assert sorted(found) == [f"{name}{n}" for name in "abc" for n in range(8)]
 
 
@@ -195,7 +228,7 @@ def test_what_a_store_that_fails_took_is_there_once(store: LocalStore, seed: int
         proxy.choose = Chance(seed, every=12)
         for n in range(8):
             while True:
-                tables = stored(proxy.endpoint, key, patience=500)
+                tables = stored(store, key, proxy.endpoint, patience=500)
                 try:
                     tables.append("runs", [asdict(run(str(n)))], app=("test", n))
                     if n % 4 == 3:
@@ -205,7 +238,7 @@ def test_what_a_store_that_fails_took_is_there_once(store: LocalStore, seed: int
                 except LakeError as failure:
                     if failure.retry is not Retry.LATER:
                         raise
-    found = stored(store.endpoint, key).read("runs")["run"].to_pylist()
+    found = stored(store, key).read("runs")["run"].to_pylist()
     assert Counter(found) == Counter(str(n) for n in range(8) if n % 4 != 2)
 
 
@@ -302,29 +335,3 @@ def test_a_cut_in_a_compacted_file_is_still_the_last_of_its_stream(opened: Calla
     assert control.last_cut("a") == cut(80, 1, "a")
     assert control.last_cut("b") == cut(75, 1, "b")
     assert control.last_cut() == cut(80, 1, "a")
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from cdc_lake.tables.control_tables import lease
-with lease(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_lease_is_refused_while_held_and_goes_with_a_killed_process(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    try:
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(AnotherApply, match=f"process {holder.pid} "), lease(tmp_path):
-            pass
-    finally:
-        holder.kill()
-        holder.communicate()
-    with lease(tmp_path):
-        pass
-    with lease(tmp_path):
-        pass

@@ -17,8 +17,8 @@ from cdc_lake.model.position import Latest, as_of
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.cut_retention import Keeper, pin_cut, unpin_cut
-from cdc_lake.tables.silver_table import iceberg_table
-from cdc_lake.tables.version_retention import retention_changes
+from cdc_lake.tables.iceberg_table_log import iceberg_table
+from cdc_lake.tables.maintenance import retention_changes
 from tests.cut_lake import CutLake, forget, ids, listed
 from tests.shell import output_of
 

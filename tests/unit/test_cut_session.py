@@ -58,20 +58,6 @@ def test_what_is_held_is_said(lake: CutLake) -> None:
     assert said["version"] == session.tables["public.b"].version
 
 
-def test_fields_can_be_read_by_their_names_in_0_3_with_a_warning(lake: CutLake) -> None:
-    session = cdc_lake.Pipeline(lake.project).cut()
-    with pytest.warns(DeprecationWarning, match="`held` of CutSession is called `quarantined`"):
-        assert session.held == {"public.b": 3}
-    with pytest.warns(DeprecationWarning, match="`held` of TableStatus is called `quarantined`"):
-        assert [table.held for table in cdc_lake.Pipeline(lake.project).status().tables] == [0]
-    with pytest.warns(DeprecationWarning, match="`held` of TableState is called `quarantined_keys`"):
-        assert session.tables["public.b"].held == 3
-    with pytest.raises(AttributeError, match="TableState has no attribute `holds`"):
-        _ = session.tables["public.b"].holds
-    said = json.loads(session.read("b").schema.metadata[b"cdc_lake"])
-    assert said["held"] == said["quarantined_keys"] == 3
-
-
 @pytest.mark.obeys("STA677")
 def test_a_table_that_is_behind_is_refused_unless_it_is_allowed(lake: CutLake) -> None:
     state = lake.state(

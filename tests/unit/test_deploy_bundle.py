@@ -20,7 +20,7 @@ from pydantic import BaseModel, SecretStr
 from cdc_lake.cli.project_template import scaffold
 from cdc_lake.config.effective import read_deployment
 from cdc_lake.config.model import Pipeline
-from cdc_lake.config.secrets import CATALOG, PATHS, is_secret
+from cdc_lake.config.secrets import CATALOG, MAPPINGS, PATHS, is_secret
 from cdc_lake.deploy.databricks_bundle import ENTRY_POINTS, BundleParts, build, write_bundle
 from cdc_lake.errors import BundleNotWritten, NotDeployable
 from cdc_lake.model.diagnostic import ConfigInvalid
@@ -182,7 +182,7 @@ def test_a_target_without_its_environment_is_refused(shop: Path) -> None:
 
 def test_every_secret_of_the_models_is_known_as_one() -> None:
     found = set(secret_fields(Pipeline, ""))
-    assert found | {CATALOG} == {*PATHS, "lake.iceberg.properties.x"}
+    assert found | {CATALOG} == {*PATHS, *(f"{mapping}.x" for mapping in MAPPINGS)}
     assert all(map(is_secret, found))
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cdc_lake.config.source import FamilySource
-from cdc_lake.connectors.base import size
 from cdc_lake.connectors.gaussdb.csn_order import order_of
 from cdc_lake.connectors.gaussdb.introspection import order_in_words
+from cdc_lake.model.diagnostic import size
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.ops.findings import room
 from tests.unit.test_cli_commands import cdc_lake

@@ -14,7 +14,9 @@ from jsonschema import Draft202012Validator
 
 from cdc_lake.cli import text
 from cdc_lake.cli.app import app
+from cdc_lake.control.cut_session import CutSession
 from cdc_lake.ops import html_pages
+from cdc_lake.tables import spark_session
 from tests.golden_commands import GOLDEN, SCHEMA, Once, Shell, check_document, documents, form_of, kept_documents
 from tests.golden_extras import beside
 from tests.golden_lake import golden_lake
@@ -42,6 +44,7 @@ CASES: dict[str, tuple[list[str], int]] = {
     "cuts-list": (["cuts", "list"], 0),
     "cuts-show": (["cuts", "show"], 0),
     "cuts-pin": (["cuts", "pin", "month_end"], 0),
+    "cuts-views": (["cuts", "views", "month_end", "--database", "report", "-p", "named.yaml"], 0),
     "cuts-before-the-first": (["cuts", "show", "0/1"], 1),
     "inspect-span": (["inspect", "span"], 0),
     "inspect-tx": (["inspect", "tx", "0/BB8"], 0),
@@ -93,6 +96,10 @@ def shell(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 def test_a_verb_prints_what_is_kept(case: str, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     if case == "report":  # it takes seconds
         monkeypatch.setattr(html_pages, "report", Once(html_pages.report))
+    if case == "cuts-views":  # it takes Spark and a metastore
+        names = ("report.items", "report.orders")
+        monkeypatch.setattr(spark_session, "start", lambda *_: None)
+        monkeypatch.setattr(CutSession, "create_views", lambda *_: names)
     shell.prints_what_is_kept(case, *CASES[case])
 
 

@@ -87,3 +87,9 @@ def test_the_packages_stand_in_the_order_in_which_they_import() -> None:
     assert [f"cdc_lake.{name}" for name in reversed(listed)] == layers
     found = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     assert {*listed} == found | {"api"}
+
+
+def test_only_the_package_of_tables_knows_where_a_silver_table_is() -> None:
+    for module in (ROOT / "cdc_lake").rglob("*.py"):
+        if module.parent.name != "tables" and module.name != "project.py":
+            assert not re.search(r"silver_(path|address)", module.read_text()), module

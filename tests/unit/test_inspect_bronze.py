@@ -192,7 +192,7 @@ def test_a_row_says_what_each_change_made_of_it_and_where_it_stands(inspect: She
         ({"id": "2", "note": "new"}, {"id": "3", "note": "new"}),
         ({"id": "3", "note": "new"}, None),
     ]
-    assert (document["net"], document["held"], document["silver"]) == (None, [], None)
+    assert (document["net"], document["quarantined"], document["silver"]) == (None, [], None)
 
 
 def test_a_value_that_never_came_is_said_to_be_that(inspect: Shell, bronze: DeltaBronze) -> None:

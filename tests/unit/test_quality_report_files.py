@@ -114,7 +114,7 @@ def test_the_report_tells_gate_suite_holds_and_runs_without_a_row_value(project:
     assert len(found["notes"]) == 1
     assert found["notes"][0].startswith("The source could not be queried")
     (table,) = found["tables"]
-    assert (table["name"], table["rows"], table["state"], table["watermark"], table["held"]) == (
+    assert (table["name"], table["rows"], table["state"], table["watermark"], table["quarantined"]) == (
         "silver.orders", 3, "pending", "0/16B3748", 2,
     )  # fmt: skip
     between, in_set, gone = found["rules"]
@@ -124,7 +124,7 @@ def test_the_report_tells_gate_suite_holds_and_runs_without_a_row_value(project:
     assert between["written"] == "pipelines/shop.yaml:14"
     assert in_set["suite"] == {"evaluated": 3, "failed": 1}
     assert gone["broken"] == "there is no column `gone`"
-    (group,) = found["held"]
+    (group,) = found["quarantined"]
     assert (group["changes"], group["keys"], group["reason"]) == (2, 1, "amount is above 100")
     assert [run["outcome"] for run in found["runs"]] == ["done", "done"]
     assert [file.name for file in files.suites] == ["silver.orders.json"]

@@ -13,11 +13,12 @@ from pydantic import TypeAdapter
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.config.rules import Rule
+from cdc_lake.errors import SilverMissing
 from cdc_lake.model.relation import TableName
 from cdc_lake.quality.great_expectations import run_suite
 from cdc_lake.tables.catalog import catalog_address, open_catalog
-from cdc_lake.tables.silver_reader import read_silver
-from cdc_lake.tables.table_stats import silver_columns, silver_rows
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import column_names
 
 SECRET = "s3cret-row-value"
 TABLE = pa.table({"n": pa.array([1, 200, None]), "t": pa.array(["new", SECRET, None])})
@@ -100,8 +101,11 @@ def test_an_iceberg_table_is_counted_and_judged_without_a_jvm(tmp_path: Path) ->
     catalog = open_catalog(catalog_address(project))
     catalog.create_namespace("silver")
     catalog.create_table(("silver", "t"), TABLE.schema).append(TABLE)
-    assert silver_columns(project, target) == ("n", "t")
-    assert silver_rows(project, target) == 3
-    found = run_suite(read_silver(project, target, columns=["t"]), rules({"rule": "not_null", "column": "t"}), "t")
+    assert column_names(table_log(project, target)) == ("n", "t")
+    assert table_log(project, target).count_rows() == 3
+    found = run_suite(table_log(project, target).read(columns=["t"]), rules({"rule": "not_null", "column": "t"}), "t")
     assert found.rules[0].failed == 1
-    assert silver_rows(project, project.target(TableName("public", "gone"))) is None
+    gone = table_log(project, project.target(TableName("public", "gone")))
+    assert not gone.exists()
+    with pytest.raises(SilverMissing):
+        gone.count_rows()

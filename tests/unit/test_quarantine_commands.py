@@ -11,6 +11,7 @@ import pytest
 import cdc_lake
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.table_pauses import pause, resume
 from cdc_lake.errors import AnotherApply, DecidedOtherwise, NotQuarantined, QuarantineRemains
 from cdc_lake.model.change import Insert, Transaction
@@ -18,7 +19,7 @@ from cdc_lake.model.quarantine import FIRST_ORDINAL
 from cdc_lake.observability import failpoints as at
 from cdc_lake.runtime.quarantine import Choice, decide, list_quarantine
 from cdc_lake.tables.control_schema import CutRow, utc_now
-from cdc_lake.tables.control_tables import control_tables, lease
+from cdc_lake.tables.control_tables import control_tables
 from cdc_lake_testing.broken_off import broken_off
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from tests.shell import output_of
@@ -73,7 +74,7 @@ def _held(position: int, ordinal: int, reason: str, rules: list[str], key: str, 
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    return output_of(capsys, "held", *arguments, code=code)
+    return output_of(capsys, "quarantine", *arguments, code=code)
 
 
 def decisions(project: Project) -> list[dict[str, Any]]:
@@ -164,7 +165,7 @@ def test_without_a_choice_or_a_reason_the_command_line_is_wrong(project: Project
 
 
 def test_while_another_process_applies_nothing_is_decided(project: Project):
-    with lease(project.lease):
+    with apply_lease(project):
         with pytest.raises(AnotherApply):
             cdc_lake.Pipeline(project).release_quarantined("orders", key=["7"], reason="fine")
         assert decide(project, "release", "orders", Choice(("7",)), "fine", yes=False).changes

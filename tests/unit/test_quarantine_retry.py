@@ -50,6 +50,8 @@ from cdc_lake.tables.control_schema import CutRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake_testing.gaussdb.encode import Print, binary_record, statement
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
+from cdc_lake_testing.object_store import LocalStore
+from tests.pipeline_file import make_project
 
 ORDERS = table("public.orders", id="int8", note="text")
 ALL = Span(1, -1, 1 << 62)
@@ -183,6 +185,34 @@ def test_a_bronze_in_iceberg_does_the_same(tmp_path: Path):
     assert retry(project, None, silent).failed_count == 0
     changes = bronze_reader(project).changes(ORDERS.table, ALL)
     assert changes["op"].to_pylist() == ["I", "I", "U", "D", "T", "I"]
+
+
+def test_with_a_lake_in_a_store_another_machine_reads_what_one_decoded(tmp_path: Path):
+    with LocalStore() as store:
+        store.bucket("lake")
+        storage = {
+            "endpoint": store.endpoint, "region": "us-east-1", "allow_http": True,
+            "access_key_id": "kit", "secret_access_key": "kit-secret",
+        }  # fmt: skip
+        one, another = (
+            make_project(
+                tmp_path / name,
+                bronze={"undecodable": "land"},
+                lake={"path": "s3://lake/decoded_later", "storage": storage},
+            )
+            for name in ("one", "another")
+        )
+        writer = bronze_writer(one)
+        writer.begin_stream("s", 100)
+        writer.append(transactions(), StoreUndecodable(PgoutputFormat(refusing(tabulate))))
+        assert retry(one, None, silent).failed_count == 0
+        reader = bronze_reader(another)
+        assert reader.changes(ORDERS.table, ALL)["op"].to_pylist() == ["I", "I", "U", "D", "T", "I"]
+        assert list_quarantine(another).undecodable == ()
+        files = reader.applied_files()
+        addresses = files.for_spark(files.select())
+        assert [address.split("/")[:4] for address in addresses] == [["s3:", "", "lake", "decoded_later"]] * 3
+        assert sum(files.memory_bytes(path) > 0 for path in files.select()) == 3
 
 
 def test_what_was_put_together_by_upkeep_is_decoded_as_well(project: Project):

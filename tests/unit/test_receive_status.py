@@ -14,14 +14,16 @@ from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.cli.commands.status import status_text
 from cdc_lake.connectors.base import Action, SlotSeen
 from cdc_lake.connectors.open_stream import ReceiverHealth
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.errors import StoreUnavailable
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.runtime.receive.lag import Lag, SlotStatus, Status
 from cdc_lake.runtime.receive.metrics import SourceProbe
+from cdc_lake_testing.object_store import LocalStore
 from tests.cut_lake import GAUSS_CSN, PG, CutLake
+from tests.pipeline_file import make_project
 
 
 class Source:
@@ -130,10 +132,10 @@ AWAY = StoreUnavailable("a request to the object store failed", where="s3://lake
 
 
 def test_what_is_waited_for_is_said_until_it_is_back(tmp_path: Path) -> None:
-    reader = ReceiverNote(tmp_path, "shop")
+    reader = ReceiverNote(make_project(tmp_path))
     assert reader.read() is None
-    with ReceiverNote(tmp_path, "shop") as note:
-        size = (tmp_path / "logs" / "shop.receiver").stat().st_size
+    with ReceiverNote(make_project(tmp_path)) as note:
+        size = (tmp_path / "lake" / "logs" / "shop.receiver").stat().st_size
         assert reader.read() is None
         note.waits(AWAY)
         first = reader.read()
@@ -143,38 +145,66 @@ def test_what_is_waited_for_is_said_until_it_is_back(tmp_path: Path) -> None:
         assert again is not None
         assert (again.since, again.code, again.where) == (first.since, "LAK435", "s3://lake/shop")
         assert again.tried >= first.tried
-        assert (tmp_path / "logs" / "shop.receiver").stat().st_size == size, "a full disk takes it"
+        assert (tmp_path / "lake" / "logs" / "shop.receiver").stat().st_size == size, "a full disk takes it"
         note.goes_on()
         assert reader.read() is None
         note.waits(AWAY)
     assert reader.read() is None, "a receiver that ended waits for nothing"
 
 
-def test_a_note_that_cannot_be_written_stops_nobody_and_is_told(tmp_path: Path) -> None:
-    (tmp_path / "logs").write_text("a file where the folder should be")
+def test_a_note_of_a_lake_in_a_store_is_read_on_other_machines_as_well(tmp_path: Path) -> None:
     told: list[ProgressEvent] = []
-    with ReceiverNote(tmp_path, "shop", told.append) as note:
+    with LocalStore() as store:
+        store.bucket("lake")
+        storage = {
+            "endpoint": store.endpoint, "region": "us-east-1", "allow_http": True,
+            "access_key_id": "kit", "secret_access_key": "kit-secret",
+        }  # fmt: skip
+        lake = {"path": "s3://lake/notes", "storage": storage}
+        here, there = (make_project(tmp_path / name, lake=lake) for name in ("here", "there"))
+        assert ReceiverNote(there).read() is None
+        with ReceiverNote(here, told.append) as note:
+            assert ReceiverNote(there).read() is None
+            note.waits(AWAY)
+            seen = ReceiverNote(there).read()
+            assert seen == ReceiverNote(here).read()
+            assert seen is not None
+            note.goes_on()
+            assert ReceiverNote(there).read() is None
+            assert told == []
+            note.waits(AWAY)
+    assert ReceiverNote(here).read() is None, "the store is gone, and the last that this machine knows is nothing"
+    note.waits(AWAY)
+    assert ReceiverNote(here).read() is not None, "a store that is away hides nothing from this machine"
+    assert [one.text.split(":")[0] for one in told] == ["`status` cannot be informed whether the receiver waits"]
+
+
+def test_a_note_that_cannot_be_written_stops_nobody_and_is_told(tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / "logs").write_text("a file where the folder should be")
+    told: list[ProgressEvent] = []
+    with ReceiverNote(make_project(tmp_path), told.append) as note:
         note.waits(AWAY)
     assert told
     assert all("`status` cannot be informed" in one.text for one in told)
 
 
 def test_a_note_torn_by_a_reader_in_the_middle_of_a_write_says_nothing(tmp_path: Path) -> None:
-    with ReceiverNote(tmp_path, "shop"):
-        path = tmp_path / "logs" / "shop.receiver"
+    with ReceiverNote(make_project(tmp_path)):
+        path = tmp_path / "lake" / "logs" / "shop.receiver"
         path.write_bytes(json.dumps({"since": "2026"}).encode()[:9].ljust(4096))
-        assert ReceiverNote(tmp_path, "shop").read() is None
+        assert ReceiverNote(make_project(tmp_path)).read() is None
 
 
 @pytest.mark.parametrize("said", [b'{"at": 1}', b'{"since": 5}', b'{"since": "2026", "tried": "soon"}', b"[" * 4000])
 def test_a_note_that_says_something_else_says_nothing(tmp_path: Path, said: bytes) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "shop.receiver").write_bytes(said.ljust(4096))
-    assert ReceiverNote(tmp_path, "shop").read() is None
+    (tmp_path / "lake" / "logs").mkdir(parents=True)
+    (tmp_path / "lake" / "logs" / "shop.receiver").write_bytes(said.ljust(4096))
+    assert ReceiverNote(make_project(tmp_path)).read() is None
 
 
 def test_status_shows_what_the_receiver_waits_for(tmp_path: Path) -> None:
-    with ReceiverNote(tmp_path, "shop") as note:
+    with ReceiverNote(make_project(tmp_path)) as note:
         note.waits(AWAY)
         waits = note.read()
     said = Status(

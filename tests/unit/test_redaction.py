@@ -39,6 +39,7 @@ from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_planning import rebuild_plan
+from cdc_lake.tables.control_files import LocalControlFiles
 from cdc_lake.tables.control_schema import ConfigurationRow
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
@@ -66,8 +67,8 @@ def test_transactions_copies_and_what_came_too_late_hold_no_canary(tmp_path: Pat
     state = bronze.begin_stream("s", 50)
     bronze.append_snapshot("i", 0, USERS, pa.array([["1", CANARY, CANARY, "plain"]]), 0, 50)
     bronze.append([ONE])
-    kept = keep_late(tmp_path / "control", state, ONE, with_redaction(tabulate, one))
-    assert kept.exists()
+    kept = keep_late(LocalControlFiles(tmp_path / "control" / "late"), state, ONE, with_redaction(tabulate, one))
+    assert Path(kept).exists()
     assert leaks(tmp_path, [CANARY]) == []
     assert leaks(tmp_path, ["plain"])
     assert verify(BronzeReader(tmp_path / "bronze")).transactions == 1

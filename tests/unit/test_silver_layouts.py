@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc_lake.bronze import span_index
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.span_index import SpanSummary, cleared_before, outline
 from cdc_lake.bronze.writer import DeltaBronze
@@ -17,7 +18,7 @@ from cdc_lake.decode.historic_catalog import Attribute
 from cdc_lake.decode.pgoutput.messages import AnnouncedColumn, RelationMessage
 from cdc_lake.decode.pgoutput.relations import ColumnFacts, RelationCache, TableFacts
 from cdc_lake.errors import NoKey, Unconvertible
-from cdc_lake.model.change import Change, Insert, Transaction
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Transaction, Truncate, Update
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.runtime.apply.schema_changes import next_layout
@@ -55,6 +56,24 @@ def test_a_layout_that_comes_back_begins_again_and_the_newest_is_the_last(tmp_pa
     assert [(run.layout, run.position) for run in found.runs] == [(narrow, 100), (wide, 200), (narrow, 300)]
     assert found.layouts == (wide, narrow)
     assert next_layout(found, reader.layouts([T]), TARGET) == 200
+
+
+def test_a_large_span_is_summarized_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = [
+        (row(NARROW, 1), Delete(NARROW, ("9", None), OldKind.KEY), row(NARROW, 2)),
+        (Update(WIDE, ("3", "1", UNCHANGED)), Update(NARROW, ("4", UNCHANGED), ("3", None), OldKind.KEY)),
+        (row(WIDE, 5), Truncate(NARROW), Delete(WIDE, ("5", "1", "1"), OldKind.FULL)),
+        (Delete(NARROW, ("9", None), OldKind.KEY), row(NARROW, 6)),
+    ]
+    whole, reader = seen(tmp_path, *changes)
+    assert (whole.rows, len(whole.runs), whole.bare, whole.olds, whole.whole_deletes) == (10, 7, 100, 1, 1)
+    monkeypatch.setattr(span_index, "_READ_AT_ONCE_BYTES", 1)
+    for after in (10, 100, 200, 300, 400):
+        span = Span(1, after, 10_000)
+        parts = outline(reader.applied_files(), T, span, snapshot=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(span_index, "_READ_AT_ONCE_BYTES", 1 << 30)
+            assert parts == outline(reader.applied_files(), T, span, snapshot=False)
 
 
 def test_a_layout_inside_the_first_transaction_needs_no_other_span(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 import cdc_lake
 from cdc_lake.cli.commands.status import status_text
+from cdc_lake.control.coordination import ReceiverWait
 from cdc_lake.control.cuts import table_states
 from cdc_lake.control.snapshots import COMPLETE
-from cdc_lake.control.status_files import ReceiverWait
 from cdc_lake.control.streams import UndecodedTransaction, record_copy
 from cdc_lake.errors import ReportNotWritten
 from cdc_lake.observability.html import bars

@@ -29,7 +29,7 @@ from cdc_lake.errors import MalformedPosition, NotInBronze, OtherSource
 from cdc_lake.model.change import Delete, Insert, Transaction
 from cdc_lake.model.position import Csn, Lsn, OrderDomain, Span, format_position, parse_position
 from cdc_lake.model.relation import TableName
-from cdc_lake.ops.inspect import inspect_chain, inspect_transaction, row_everywhere
+from cdc_lake.ops.inspect import inspect_transaction, row_everywhere
 from cdc_lake.ops.status import status
 from cdc_lake.source.base import Kind, StreamIdentity, domain_of, format_stream_position
 from cdc_lake.tables.control_schema import CutRow, GapRow, SnapshotRow, utc_now
@@ -201,8 +201,8 @@ def test_inspect_prints_csns(bronze: DeltaBronze, tmp_path: Path) -> None:
     assert "  2015:1  " in row_text(found)
     with pytest.raises(NotInBronze, match="committed at position 2016"):
         inspect_transaction(BronzeReader(folder), 2016)
-    assert chain_text(inspect_chain(BronzeReader(folder))).startswith("the chain holds")
-    broken = replace(inspect_chain(BronzeReader(folder)), broken_at=(1, 2015), reason="it is not", stream=CSN_STREAM)
+    assert chain_text(verify(BronzeReader(folder))).startswith("the chain holds")
+    broken = replace(verify(BronzeReader(folder)), broken_at=(1, 2015), reason="it is not", stream=CSN_STREAM)
     assert "broken at 2015 of epoch 1" in chain_text(broken)
 
 
@@ -214,7 +214,7 @@ def test_a_broken_chain_names_its_stream(tmp_path: Path) -> None:
         writer.append([committed(2014, 5000)])
         (path,) = folder.glob("*.parquet")
         edit(path)
-        found = inspect_chain(BronzeReader(folder))
+        found = verify(BronzeReader(folder))
         assert found.stream == stream
         assert f"at {format_stream_position(stream, 2014)} of" in chain_text(found)
 

@@ -7,6 +7,7 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -164,6 +165,7 @@ def test_a_table_that_is_paused_stays_before_its_copy_which_it_is_asked_for_firs
     monkeypatch.setattr(table_planner, "prepare", nothing)
     monkeypatch.setattr(spark_sessions, "death", lambda _: None)
     monkeypatch.setattr(spark_sessions, "derive", lambda spark: spark)
+    monkeypatch.setattr(spark_sessions, "on_cluster", lambda _: False)
     project = make_project(tmp_path / "p")
     early, other = (table(f"public.{name}", id="int4") for name in ("early", "other"))
     bronze, control = DeltaBronze(project.bronze, durability="os"), ControlTables(project.control, durability="os")
@@ -174,9 +176,11 @@ def test_a_table_that_is_paused_stays_before_its_copy_which_it_is_asked_for_firs
         copied.append({"relation": str(layout.table), "layout": layout.layout, "rows": 0, "chunks": 1})
     control.record(SnapshotRow("initial-1", "test", 1, 100, json.dumps(copied), "complete", utc_now()))
 
+    local = cast("SparkSession", SimpleNamespace(conf={"spark.master": "local"}))  # all else of Spark is stood in for
+
     def advance() -> dict[str, tuple[str, int]]:
         asked.clear()
-        with SpanLoop(project, cast("SparkSession", None), silent) as one:
+        with SpanLoop(project, local, silent) as one:
             one.run(None, threading.Event())
         cut = last_cut(control, "test")
         assert cut is not None

@@ -21,7 +21,7 @@ from cdc_lake.ops.status import status
 from cdc_lake.tables.catalog import catalog_address, open_catalog
 from cdc_lake.tables.delta_log import changed_by, json_lines, mend, note_in
 from cdc_lake.tables.files import write_parquet
-from cdc_lake.tables.table_stats import silver_rows, silver_shape
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake_testing.histories import LINE_BREAKS
 from tests.cut_lake import CutLake
 from tests.pipeline_file import make_project
@@ -47,7 +47,7 @@ TYPES = {
 def test_types_are_named_as_spark_names_them(tmp_path: Path, fmt: str) -> None:
     project = make_project(tmp_path, "p", silver={"defaults": {"format": fmt}})
     target = project.target(TableName("public", "t"))
-    assert silver_shape(project, target) is None
+    assert table_log(project, target).columns() is None
     fields = {f"c{n}": kind for n, kind in enumerate(TYPES.values())}
     if fmt == "delta":
         fields["small"] = pa.int16()
@@ -59,7 +59,7 @@ def test_types_are_named_as_spark_names_them(tmp_path: Path, fmt: str) -> None:
         catalog.create_namespace_if_not_exists("silver")
         catalog.create_table("silver.t", pa.schema(list(fields.items())))
     wanted = [*TYPES, *(["smallint"] if fmt == "delta" else [])]
-    assert [column.type for column in silver_shape(project, target) or ()] == wanted
+    assert [column.type for column in table_log(project, target).columns() or ()] == wanted
 
 
 @pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -81,7 +81,7 @@ def test_a_report_counts_the_rows_that_the_source_has_and_all_that_are_stored(
     lake.cut(105, 1, t=lake.state("t", version, 105))
     (found,) = Evidence(lake.project, lake.control, status(lake.project)).collect().tables
     assert (found.rows, found.stored) == (live, None if kind == "current" else 3)
-    assert silver_rows(lake.project, lake.project.target(TableName("public", "t"))) == 3
+    assert table_log(lake.project, lake.project.target(TableName("public", "t"))).count_rows() == 3
 
 
 PACKAGE = Path(__file__).parents[2] / "cdc_lake"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,19 @@ from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.open import bronze_table
 from cdc_lake.config.effective import effective
+from cdc_lake.config.loader import validate
 from cdc_lake.config.project import Project
-from cdc_lake.errors import ConcurrentModification
+from cdc_lake.errors import ConcurrentModification, LakeError, NotPinned
 from cdc_lake.model.relation import TableName
-from cdc_lake.tables.catalog import POSTGRES_DRIVER, catalog_address, catalog_packages, catalog_settings, open_catalog
+from cdc_lake.runtime.cut_retention import create_views
+from cdc_lake.tables.catalog import (
+    DELEGATION,
+    POSTGRES_DRIVER,
+    catalog_address,
+    catalog_packages,
+    catalog_settings,
+    open_catalog,
+)
 from cdc_lake.tables.iceberg_silver import IcebergSilver, StagedTable
 from cdc_lake.tables.schema_evolution import (
     AddColumn,
@@ -33,7 +43,8 @@ from cdc_lake.tables.schema_evolution import (
     is_promotion,
     progress,
 )
-from cdc_lake.tables.spark_session import static_settings
+from cdc_lake.tables.silver_table import table_ref
+from cdc_lake.tables.spark_session import packages_of, static_settings
 from cdc_lake.tables.types import SilverColumn
 from cdc_lake_testing.rest_catalog import RestCatalogServer
 from tests.pipeline_file import make_project
@@ -311,3 +322,64 @@ def test_no_secret_of_a_catalog_is_shown(tmp_path: Path):
 def test_an_address_without_password_is_shown_as_it_is(tmp_path: Path, uri: str):
     (shown,) = [s.text for s in effective(project(tmp_path, {"uri": uri})) if s.path == "lake.iceberg.uri"]
     assert shown == uri
+
+
+def test_spark_opens_a_hive_metastore_and_glue_by_its_own_names(tmp_path: Path):
+    hive = project(tmp_path, {"type": "hive", "uri": "thrift://h:9083"})
+    settings = catalog_settings(hive)
+    assert settings["spark.sql.catalog.lake.type"] == "hive"
+    assert settings["spark.sql.catalog.lake.uri"] == "thrift://h:9083"
+    assert settings["spark.sql.catalog.lake.warehouse"] == f"file://{tmp_path}/lake/warehouse"
+    assert catalog_packages(hive) == ()
+    storage = {"region": "eu-west-1", "credentials": "environment"}
+    glue = make_project(tmp_path, lake={"path": "s3://lake/shop", "storage": storage, "iceberg": {"type": "glue"}})
+    settings = catalog_settings(glue)
+    assert settings["spark.sql.catalog.lake.type"] == "glue"
+    assert settings["spark.sql.catalog.lake.client.region"] == "eu-west-1"
+    assert settings["spark.sql.catalog.lake.warehouse"] == "s3://lake/shop/warehouse"
+    assert "spark.sql.catalog.lake.uri" not in settings
+    assert dict(catalog_address(glue).properties)["glue.region"] == "eu-west-1"
+    assert set(catalog_packages(glue)) <= set(packages_of(glue))
+    vended = project(tmp_path, {"type": "rest", "uri": "https://c", "properties": {DELEGATION: "vended-credentials"}})
+    assert any("iceberg-aws-bundle" in package for package in catalog_packages(vended))
+
+
+@pytest.mark.parametrize(
+    ("lake", "words"),
+    [
+        ("{iceberg: {type: hive}}", "requires `uri`"),
+        ("{iceberg: {type: hive, uri: https://h}}", "not a valid address of a catalog of `type: hive`"),
+        ("{delta: {metastore: 'https://h'}}", "not a valid address of a Hive metastore"),
+        ("{iceberg: {type: glue}}", "tables in AWS Glue are in S3"),
+        ("{path: s3://b/l, storage: {region: r, access_key_id: a, secret_access_key: b}, iceberg: {type: glue}}", "only credentials of the environment"),
+    ],
+)  # fmt: skip
+def test_what_a_kind_of_catalog_needs_is_asked_of_the_file(tmp_path: Path, lake: str, words: str):
+    file = tmp_path / "shop.yaml"
+    source = "{type: postgres, host: h, database: d, user: u, tables: ['public.*']}"
+    file.write_text(f"version: 1\npipeline: shop\nsource: {source}\nlake: {lake}\n")
+    assert any(words in problem.summary for problem in validate([file]))
+
+
+def test_delta_tables_have_names_if_there_is_a_metastore(tmp_path: Path):
+    plain, named = (make_project(tmp_path, lake=lake) for lake in ({}, {"delta": {"metastore": "thrift://h:9083"}}))
+    target = named.target(TableName("public", "t"))
+    before, ref = table_ref(plain, target), table_ref(named, target)
+    assert (ref.sql, ref.address, ref.by_address) == ("`silver`.`t`", before.address, before.sql)
+    assert (before.is_registered, ref.is_registered) == (False, True)
+    draft = replace(target, namespace="scratch/shop.rebuild")
+    assert table_ref(named, draft) == table_ref(plain, draft)
+    settings = static_settings(named)
+    assert settings["spark.sql.catalogImplementation"] == "hive"
+    assert settings["spark.hadoop.hive.metastore.uris"] == "thrift://h:9083"
+    assert "spark.sql.catalogImplementation" not in static_settings(plain)
+
+
+def test_views_need_a_metastore_and_a_name(tmp_path: Path):
+    with pytest.raises(LakeError, match="metastore"):
+        create_views(make_project(tmp_path), "month_end", "report")
+    named = make_project(tmp_path, lake={"delta": {"metastore": "thrift://h:9083"}})
+    with pytest.raises(LakeError, match="not a valid name"):
+        create_views(named, "month_end", "re-port")
+    with pytest.raises(NotPinned):
+        create_views(named, "month_end", "report")

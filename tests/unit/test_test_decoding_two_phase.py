@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.bronze.contract import StreamCheckpoint
-from cdc_lake.connectors.prepared_transactions import LocalPreparedFiles, PreparedTransactions, read_file
+from cdc_lake.connectors.prepared_transactions import PreparedTransactions, read_file
 from cdc_lake.connectors.spool import Spool
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb.batches import SpooledRecords
@@ -26,6 +26,7 @@ from cdc_lake.errors import (
     UnreadableTime,
 )
 from cdc_lake.model.change import Boundaries
+from cdc_lake.tables.control_files import LocalControlFiles
 
 STATE = StreamCheckpoint("pg:1:d:s:0/0", 3, 50, 50, b"")
 ROW = b"table public.t: INSERT: id[integer]:1"
@@ -35,8 +36,8 @@ COMMIT, ROLLBACK = b"COMMIT PREPARED 'g', txid 7" + AT, b"ROLLBACK PREPARED 'g',
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> LocalPreparedFiles:
-    return LocalPreparedFiles(tmp_path / "prepared", durable=False)
+def place(tmp_path: Path) -> LocalControlFiles:
+    return LocalControlFiles(tmp_path / "prepared", durable=False)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 def parking(
-    place: LocalPreparedFiles, spool: Spool, state: StreamCheckpoint = STATE, *, changed: bool = True
+    place: LocalControlFiles, spool: Spool, state: StreamCheckpoint = STATE, *, changed: bool = True
 ) -> PreparedTransactions:
     return PreparedTransactions(place, spool, state, highest=lambda: None, changed=lambda *_: changed)
 
@@ -61,11 +62,11 @@ def fed(to: LineAssembler, *lines: bytes, first: int = 100):
     return [raw for at, line in enumerate(lines, start=first) for raw in to.feed(line, at)]
 
 
-def names(place: LocalPreparedFiles) -> list[str]:
+def names(place: LocalControlFiles) -> list[str]:
     return sorted(place.sizes())
 
 
-def test_it_waits_from_its_prepare_on_and_lands_where_it_is_committed(place: LocalPreparedFiles, spool: Spool) -> None:
+def test_it_waits_from_its_prepare_on_and_lands_where_it_is_committed(place: LocalControlFiles, spool: Spool) -> None:
     to = assembler(parking(place, spool), spool)
     assert fed(to, BEGIN, ROW) == []
     assert (to.in_transaction, to.open_bytes) == (True, len(ROW))
@@ -82,7 +83,7 @@ def test_it_waits_from_its_prepare_on_and_lands_where_it_is_committed(place: Loc
     assert (raw.records, raw.lsns, raw.size) == ([ROW], [101], len(ROW))
 
 
-def test_it_outlives_the_connection_on_which_it_was_prepared(place: LocalPreparedFiles, spool: Spool) -> None:
+def test_it_outlives_the_connection_on_which_it_was_prepared(place: LocalControlFiles, spool: Spool) -> None:
     fed(assembler(parking(place, spool), spool), BEGIN, ROW, PREPARE)
     later = parking(place, spool, replace(STATE, upto=200, confirm=200))
     assert [one.gid for one in later.waiting] == ["g"]
@@ -92,7 +93,7 @@ def test_it_outlives_the_connection_on_which_it_was_prepared(place: LocalPrepare
     assert raw.records == [ROW]
 
 
-def test_confirmed_exactly_at_its_prepare_it_stays(place: LocalPreparedFiles, spool: Spool) -> None:
+def test_confirmed_exactly_at_its_prepare_it_stays(place: LocalControlFiles, spool: Spool) -> None:
     """A line says where the record of a PREPARE ends, and that is what is confirmed where nothing follows it."""
     fed(assembler(parking(place, spool), spool), BEGIN, ROW, PREPARE)
     later = parking(place, spool, replace(STATE, upto=102, confirm=102))
@@ -101,14 +102,14 @@ def test_confirmed_exactly_at_its_prepare_it_stays(place: LocalPreparedFiles, sp
     assert raw.records == [ROW]
 
 
-def test_of_a_log_that_the_server_left_it_goes(place: LocalPreparedFiles, spool: Spool) -> None:
+def test_of_a_log_that_the_server_left_it_goes(place: LocalControlFiles, spool: Spool) -> None:
     fed(assembler(parking(place, spool), spool), BEGIN, ROW, PREPARE)
     later = parking(place, spool, replace(STATE, upto=101, confirm=101))
     later.clean(0, 200)
     assert names(place) == []
 
 
-def test_a_prepare_that_comes_again_is_the_same_one(place: LocalPreparedFiles, spool: Spool) -> None:
+def test_a_prepare_that_comes_again_is_the_same_one(place: LocalControlFiles, spool: Spool) -> None:
     fed(assembler(parking(place, spool), spool), BEGIN, ROW, PREPARE)
     before = (place.sizes(), spool.used)
     again = assembler(parking(place, spool), spool)
@@ -117,7 +118,7 @@ def test_a_prepare_that_comes_again_is_the_same_one(place: LocalPreparedFiles, s
     assert [raw.records for raw in again.feed(COMMIT, 300)] == [[ROW]]
 
 
-def test_rolled_back_it_is_dropped(place: LocalPreparedFiles, spool: Spool) -> None:
+def test_rolled_back_it_is_dropped(place: LocalControlFiles, spool: Spool) -> None:
     parked = parking(place, spool)
     to = assembler(parked, spool)
     assert fed(to, BEGIN, ROW, PREPARE, ROLLBACK, b"ROLLBACK PREPARED 'nobody knows it', txid 8") == []
@@ -127,7 +128,7 @@ def test_rolled_back_it_is_dropped(place: LocalPreparedFiles, spool: Spool) -> N
 
 
 def test_one_that_was_prepared_before_the_slot_was_made_is_printed_whole_at_its_end(
-    place: LocalPreparedFiles, spool: Spool
+    place: LocalControlFiles, spool: Spool
 ) -> None:
     to = assembler(parking(place, spool), spool)
     lines = [(BEGIN, 20), (ROW, 21), (PREPARE, 30), (COMMIT, 300)]  # at their own places in the log
@@ -146,7 +147,7 @@ def test_one_that_was_prepared_before_the_slot_was_made_is_printed_whole_at_its_
         ("''", ""),
     ],
 )
-def test_a_name_may_hold_anything(place: LocalPreparedFiles, spool: Spool, printed: str, gid: str) -> None:
+def test_a_name_may_hold_anything(place: LocalControlFiles, spool: Spool, printed: str, gid: str) -> None:
     parked = parking(place, spool)
     to = assembler(parked, spool)
     fed(to, BEGIN, ROW, f"PREPARE TRANSACTION {printed}, txid 7".encode() + AT)
@@ -155,7 +156,7 @@ def test_a_name_may_hold_anything(place: LocalPreparedFiles, spool: Spool, print
     assert raw.records == [ROW]
 
 
-def test_empty_ones_are_parked_too_with_or_without_a_beginning(place: LocalPreparedFiles, spool: Spool) -> None:
+def test_empty_ones_are_parked_too_with_or_without_a_beginning(place: LocalControlFiles, spool: Spool) -> None:
     to = assembler(parking(place, spool), spool)
     locked = PREPARE.replace(b"'g', txid 7", b"'locks', txid 8")  # as PostgreSQL 18 prints it
     fed(to, BEGIN, b"message: transactional: 1 prefix: p, sz: 1 content:x", PREPARE, locked)
@@ -165,7 +166,7 @@ def test_empty_ones_are_parked_too_with_or_without_a_beginning(place: LocalPrepa
 
 
 def test_a_commit_of_what_is_not_kept_is_an_error_where_the_server_says_it_changed_something(
-    place: LocalPreparedFiles, spool: Spool
+    place: LocalControlFiles, spool: Spool
 ) -> None:
     to = assembler(parking(place, spool), spool)
     assert to.feed(COMMIT, STATE.upto) == (), "it landed"
@@ -176,7 +177,7 @@ def test_a_commit_of_what_is_not_kept_is_an_error_where_the_server_says_it_chang
     assert (raw.bounds.position, raw.count) == (300, 0)
 
 
-def test_only_rows_of_captured_tables_are_parked(place: LocalPreparedFiles, spool: Spool) -> None:
+def test_only_rows_of_captured_tables_are_parked(place: LocalControlFiles, spool: Spool) -> None:
     to = LineAssembler(
         Codec(), lambda table: table.name != "other", frames=spool, prepared_storage=parking(place, spool), landed=50
     )
@@ -194,7 +195,7 @@ def test_only_rows_of_captured_tables_are_parked(place: LocalPreparedFiles, spoo
     assert raw.records == [row for row in rows if b"other" not in row]
 
 
-def test_a_large_one_waits_on_disk_and_lands_in_parts(place: LocalPreparedFiles, tmp_path: Path) -> None:
+def test_a_large_one_waits_on_disk_and_lands_in_parts(place: LocalControlFiles, tmp_path: Path) -> None:
     with Spool(tmp_path / "spool", 10_000, 500) as spool:
         to = assembler(parking(place, spool), spool)
         fed(to, BEGIN, *[ROW] * 40, PREPARE)
@@ -209,7 +210,7 @@ def test_a_large_one_waits_on_disk_and_lands_in_parts(place: LocalPreparedFiles,
         assert (to.open_bytes, to.in_transaction) == (0, False)
 
 
-def test_lines_that_were_parked_in_another_encoding_are_read_in_it(place: LocalPreparedFiles, spool: Spool) -> None:
+def test_lines_that_were_parked_in_another_encoding_are_read_in_it(place: LocalControlFiles, spool: Spool) -> None:
     """A stream has the database's, what SQL functions answer is UTF-8."""
     said, row = PREPARE.replace(b"'g'", "'ü'".encode("latin-1")), "table public.t: INSERT: a[text]:'ü'"
     fed(assembler(parking(place, spool), spool, Codec("LATIN1")), BEGIN, row.encode("latin-1"), said)
@@ -218,7 +219,7 @@ def test_lines_that_were_parked_in_another_encoding_are_read_in_it(place: LocalP
     assert (raw.records, raw.lsns) == ([row.encode()], [101])
 
 
-def test_a_line_that_nobody_knows_is_kept_with_it(place: LocalPreparedFiles, spool: Spool) -> None:
+def test_a_line_that_nobody_knows_is_kept_with_it(place: LocalControlFiles, spool: Spool) -> None:
     to = assembler(parking(place, spool), spool, keeps=True)
     fed(to, BEGIN, ROW, b"something new", PREPARE)
     [raw] = to.feed(COMMIT, 300)
@@ -240,14 +241,14 @@ WRONG: dict[str, tuple[list[bytes], type[DecodeError]]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_lines_out_of_place(place: LocalPreparedFiles, spool: Spool, case: str) -> None:
+def test_lines_out_of_place(place: LocalControlFiles, spool: Spool, case: str) -> None:
     lines, kind = WRONG[case]
     with pytest.raises(kind):
         fed(assembler(parking(place, spool), spool), *lines)
 
 
 @pytest.mark.parametrize("position", [0, 1 << 63])
-def test_without_a_position_it_cannot_be_kept(place: LocalPreparedFiles, spool: Spool, position: int) -> None:
+def test_without_a_position_it_cannot_be_kept(place: LocalControlFiles, spool: Spool, position: int) -> None:
     to = assembler(parking(place, spool), spool)
     fed(to, BEGIN, ROW)
     for line in (PREPARE, COMMIT):

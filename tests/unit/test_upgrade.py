@@ -19,6 +19,7 @@ from cdc_lake.bronze.hash_chain_verify import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.loader import load_project
 from cdc_lake.config.project import Project
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import FAILED, RESYNCING, Cut, TableState, parse_cut, write_cut
 from cdc_lake.control.table_pauses import paused_tables
 from cdc_lake.errors import AnotherApply, BronzeUnknown, ControlNewer
@@ -43,7 +44,7 @@ from cdc_lake.tables.control_schema import (
     utc_now,
     version_of,
 )
-from cdc_lake.tables.control_tables import ControlTables, lease
+from cdc_lake.tables.control_tables import ControlTables
 from cdc_lake.tables.delta_storage import LocalDeltaStorage
 from cdc_lake_testing.broken_off import broken_off
 from tests.data import make_lake
@@ -140,7 +141,7 @@ def test_a_lake_of_a_newer_version_is_refused_before_anything_is_changed(old: Pr
 
 
 def test_nothing_is_changed_while_a_run_applies(old: Project) -> None:
-    with lease(old.control), pytest.raises(AnotherApply):
+    with apply_lease(old), pytest.raises(AnotherApply):
         upgrade(old, yes=True)
     assert upgrade(old).pending
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -268,8 +269,8 @@ def test_a_slot_is_given_up_where_the_pipeline_says_so(project: Project, told: l
 def test_a_receiver_that_ends_leaves_its_marks_and_no_state(project: Project, told: list[ProgressEvent]) -> None:
     with WalBudgetMonitor(project, BUDGET, told.append) as watch:
         watch.evaluate_sample(look(10, 80))
-    assert WalNote(project.lake, project.name).read() is None
-    assert WalNote(project.lake, project.name).begin() == [(10, 1080 * MIB)]
+    assert WalNote(project).read() is None
+    assert WalNote(project).begin() == [(10, 1080 * MIB)]
 
 
 @pytest.mark.parametrize(
@@ -286,9 +287,11 @@ def test_a_receiver_that_ends_leaves_its_marks_and_no_state(project: Project, to
     ],
 )
 def test_a_note_that_says_something_else_says_nothing(tmp_path: Path, said: bytes) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "shop.wal").write_bytes(said.replace(b'"at": 0', f'"at": {time.time()}'.encode()).ljust(4096))
-    note = WalNote(tmp_path, "shop")
+    (tmp_path / "lake" / "logs").mkdir(parents=True)
+    (tmp_path / "lake" / "logs" / "shop.wal").write_bytes(
+        said.replace(b'"at": 0', f'"at": {time.time()}'.encode()).ljust(4096)
+    )
+    note = WalNote(make_project(tmp_path))
     assert note.read() is None
     assert note.begin() == []
 
@@ -323,7 +326,10 @@ class Walk(SpanLoop):
 
     def __init__(self, project: Project, answers: list[bool]) -> None:
         self.spans: list[int] = []
-        super().__init__(project, cast("SparkSession", None), silent, gives_way=lambda: answers.pop(0))
+        local = cast(
+            "SparkSession", SimpleNamespace(conf={"spark.master": "local"})
+        )  # all else of Spark is stood in for
+        super().__init__(project, local, silent, gives_way=lambda: answers.pop(0))
 
     def _apply_span(
         self, state: StreamCheckpoint, tables: dict[str, TableState], after: int, commits: list[CommitRow], upto: int

@@ -6,7 +6,6 @@ import inspect
 import re
 from typing import Final
 
-from cdc_lake import METHODS
 from cdc_lake.api import Pipeline
 from tools.docs import GENERATED
 
@@ -27,13 +26,6 @@ installation (Spark, a database driver, Great Expectations) is imported when it 
 
 `cdc_lake.validate(files)` reports the problems of pipeline files without loading them.
 """
-_TAIL = """## Functions of 0.3
-
-`cdc_lake.load_pipeline(file)` and the functions that take its result still work in 0.4, with a warning.
-
-| function | method |
-|---|---|
-"""
 
 
 def api_page() -> str:
@@ -43,9 +35,8 @@ def api_page() -> str:
         for name, member in vars(Pipeline).items()
         if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, classmethod))
     ]
-    parts = [GENERATED, _HEAD, *(_method(name, function) for name, function in methods), _TAIL]
-    rows = "".join(f"| `{function}` | `Pipeline.{method}` |\n" for function, method in sorted(METHODS.items()))
-    return "\n".join(parts) + rows
+    parts = [GENERATED, _HEAD, *(_method(name, function) for name, function in methods)]
+    return "\n".join(parts)
 
 
 def _method(name: str, function: object) -> str:

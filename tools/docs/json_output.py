@@ -25,7 +25,7 @@ from cdc_lake.control.table_pauses import PauseState
 from cdc_lake.control.verdicts import TableComparison, Verdict
 from cdc_lake.deploy.databricks_bundle import BundleFile
 from cdc_lake.devtools.replay import Recorded, Replayed
-from cdc_lake.model.diagnostic import FORMER_FIELDS, Diagnostic
+from cdc_lake.model.diagnostic import Diagnostic
 from cdc_lake.observability.events import ProgressEvent
 from cdc_lake.observability.failpoints import FailpointList
 from cdc_lake.ops import inspect
@@ -34,7 +34,7 @@ from cdc_lake.ops.html_pages import ReportFiles
 from cdc_lake.ops.plan import Plan, TableLedger
 from cdc_lake.ops.status import Status
 from cdc_lake.runtime.apply.rebuild import Rebuilt
-from cdc_lake.runtime.cut_retention import CutList, CutView, PinResult
+from cdc_lake.runtime.cut_retention import CutList, CutView, CutViews, PinResult
 from cdc_lake.runtime.maintain import Maintenance, Upgrade
 from cdc_lake.runtime.quarantine import QuarantineDecision, QuarantineList
 from cdc_lake.runtime.receive.lag import PreparedList
@@ -51,9 +51,8 @@ _OUTPUT = """
 With `--json`, a command prints one document on standard output; progress and messages stay on standard error. `run
 --json` prints one line for each event and a summary at the end, `status --watch --json` one line each time. The key
 `schema` names the kind of a document; [the JSON Schema](output.schema.json) has a definition for each. Keys may be
-added in later versions: ignore those that you do not know. Keys that the schema marks as `deprecated` are former
-names, which 0.5 will not print. Times are ISO 8601 with a time zone, durations are in seconds, sizes in bytes, and
-positions have the form that commands accept.
+added in later versions: ignore those that you do not know. Times are ISO 8601 with a time zone, durations are
+in seconds, sizes in bytes, and positions have the form that commands accept.
 
 | `schema` | printed by |
 |---|---|
@@ -113,6 +112,7 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "cuts-list": ("cuts list", [CutList]),
     "cuts-show": ("cuts show", [CutView]),
     "cuts-pin": ("cuts pin", [PinResult]),
+    "cuts-views": ("cuts views", [CutViews]),
     "list": ("quarantine list", [QuarantineList]),
     "retry": ("quarantine retry", [QuarantineRetry]),
     "held-release": ("quarantine release", [QuarantineDecision]),
@@ -169,12 +169,7 @@ def _document(name: str, forms: Sequence[type | Fields]) -> dict[str, Any]:
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    former = {
-        FORMER_FIELDS[name]: {**schema, "deprecated": True}
-        for name, schema in properties.items()
-        if name in FORMER_FIELDS
-    }
-    return {"type": "object", "properties": {**properties, **former}, "required": list(properties)}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _fields(form: type | Fields) -> dict[str, Any]:

@@ -23,6 +23,7 @@ EXTRAS = (
     "spark",
     "quality",
     "openlineage",
+    "aws",
     "demo",
 )  # what a user installs; `dev` is for who changes cdc_lake
 

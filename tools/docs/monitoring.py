@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdc_lake.observability.events import EVENTS, Event
-from cdc_lake.observability.metrics import FORMER_NAMES, METRICS
+from cdc_lake.observability.metrics import METRICS
 from tools.docs import GENERATED
 
 _METRICS = """# Metrics
@@ -18,8 +18,6 @@ start of their process. Values that are currently unknown are omitted.
 
 The series of a histogram have the suffixes `_bucket` (label `le`), `_sum` and `_count`. Labels contain names of tables,
 rules and operations, and codes; never a row value.
-
-This version also exposes {former}, the former names.
 """
 
 _EVENTS = """# Events
@@ -112,8 +110,7 @@ def metrics_page() -> str:
         f"| {one.help} |"
         for one in METRICS
     ]
-    former = ", ".join(f"`{metric.name}` as `{name}`" for metric, name in FORMER_NAMES.items())
-    return GENERATED + _METRICS.format(metrics="\n".join(rows), former=former)
+    return GENERATED + _METRICS.format(metrics="\n".join(rows))
 
 
 def events_page() -> str:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from cdc_lake.cli.command import Call, Epoch, verb, warn_of_name
+from cdc_lake.cli.command import Call, Epoch, verb
 from cdc_lake.cli.text import table
 from cdc_lake.model.diagnostic import pluralize
 
 if TYPE_CHECKING:
-    from cdc_lake.runtime.cut_retention import CutLine, CutList, CutTable, CutView, PinLine, PinResult
+    from cdc_lake.runtime.cut_retention import CutLine, CutList, CutTable, CutView, CutViews, PinLine, PinResult
 
 cuts_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Cuts: positions at which all silver tables can be read together."
@@ -29,15 +29,11 @@ def cuts_list(
     call: Call,
     limit: Annotated[int, Option("--limit", min=1, help="Maximum number of cuts to list, newest first.")] = 20,
     pinned: Annotated[bool, Option("--pinned", help="List only pinned cuts, which stay readable.")] = False,
-    promised: Annotated[bool, Option("--promised", hidden=True)] = False,
 ) -> None:
     """List cuts, newest first: position, time, tables that lag behind, and how long each stays readable."""
     from cdc_lake.runtime.cut_retention import list_cuts
 
-    if promised:
-        warn_of_name("--promised", "--pinned")
-    cuts = list_cuts(call.project(), limit, pinned=pinned or promised)
-    call.view.result(cuts, list_text(cuts))
+    call.show(list_cuts(call.project(), limit, pinned=pinned), list_text)
 
 
 @verb(cuts_app, "show", document="cuts-show")
@@ -48,11 +44,10 @@ def cuts_show(
     from cdc_lake.model.position import as_of as parse
     from cdc_lake.runtime.cut_retention import show_cut
 
-    cut = show_cut(call.project(), parse(as_of), epoch)
-    call.view.result(cut, cut_text(cut))
+    call.show(show_cut(call.project(), parse(as_of), epoch), cut_text)
 
 
-@verb(cuts_app, "pin", document="cuts-pin", former="promise")
+@verb(cuts_app, "pin", document="cuts-pin")
 def cuts_pin(
     call: Call,
     name: Annotated[str, Argument(help="Name to read the cut by: letters, digits, underscores.")],
@@ -77,7 +72,21 @@ def cuts_pin(
         pinned = unpin_cut(project, name, call.view.report)
     else:
         pinned = pin_cut(project, name, parse(at), epoch, _duration(keep), call.view.report)
-    call.view.result(pinned, pin_text(pinned))
+    call.show(pinned, pin_text)
+
+
+@verb(cuts_app, "views", document="cuts-views")
+def cuts_views(
+    call: Call,
+    name: Annotated[str, Argument(metavar="CUT", help="Name of a pinned cut.")],
+    database: Annotated[
+        str, Option("--database", metavar="NAME", help="Database of the Hive metastore, created if it does not exist.")
+    ],
+) -> None:
+    """Create views of all tables as of a pinned cut, for every reader of the Hive metastore; or replace them."""
+    from cdc_lake.runtime.cut_retention import create_views
+
+    call.show(create_views(call.project(), name, database), views_text)
 
 
 def _duration(text: str | None) -> timedelta | None:
@@ -126,11 +135,9 @@ def cut_text(cut: CutView) -> str:
 
 def _table(cut_table: CutTable) -> tuple[str, ...]:
     version = "none yet" if cut_table.version is None else str(cut_table.version)
-    state = (
-        cut_table.state
-        if not cut_table.quarantined
-        else f"{cut_table.state}, {pluralize(cut_table.quarantined, 'key')} held"
-    )
+    state = cut_table.state
+    if cut_table.quarantined:
+        state += f", {pluralize(cut_table.quarantined, 'key')} held"
     if cut_table.version is not None and not cut_table.readable:
         state += ", its version is gone"
     return cut_table.source, cut_table.table, cut_table.format, version, cut_table.position, state
@@ -142,6 +149,12 @@ def pin_text(pinned: PinResult) -> str:
         return f"`{pinned.name}` is no longer pinned; the next maintenance may remove the cut at {pinned.position}"
     until = "until it is unpinned" if pinned.until is None else _until_text(pinned.until)
     return f"the cut at {pinned.position} stays readable as `{pinned.name}` {until}"
+
+
+def views_text(views: CutViews) -> str:
+    """What the views show, and until when."""
+    until = "" if views.until is None else f" {_until_text(views.until)}"
+    return "\n".join([f"views of the cut at {views.position}, which stays readable{until}:", *views.views])
 
 
 def _pins_text(pins: Sequence[PinLine]) -> str:

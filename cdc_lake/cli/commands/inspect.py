@@ -14,8 +14,8 @@ import typer
 from typer import Argument, Option
 
 from cdc_lake.cli.command import Call, Epoch, verb
-from cdc_lake.cli.text import format_value, size, table
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.cli.text import format_value, table
+from cdc_lake.model.diagnostic import pluralize, size
 from cdc_lake.model.position import END
 from cdc_lake.observability.failpoints import FailpointList
 from cdc_lake.source.base import format_stream_position
@@ -27,15 +27,7 @@ if TYPE_CHECKING:
     from cdc_lake.comparison.bronze_vs_source import SourceProof
     from cdc_lake.config.project import Project
     from cdc_lake.model.relation import TableName
-    from cdc_lake.ops.inspect import (
-        ChangeView,
-        RowChange,
-        RowEverywhere,
-        SilverRows,
-        SpanView,
-        TransactionLine,
-        TransactionView,
-    )
+    from cdc_lake.ops import inspect
     from cdc_lake.runtime.quarantine import QuarantinedChange
     from cdc_lake.runtime.receive.lag import PreparedList, PreparedTransaction
 
@@ -71,8 +63,7 @@ def inspect_span(
     from cdc_lake.ops.inspect import inspect_span as look_up
 
     bronze = _bronze(call)
-    span_view = look_up(bronze, asked_span(bronze, after, upto, epoch), limit)
-    call.view.result(span_view, span_text(span_view))
+    call.show(look_up(bronze, asked_span(bronze, after, upto, epoch), limit), span_text)
 
 
 @verb(inspect_app, "tx")
@@ -85,8 +76,7 @@ def inspect_tx(
     from cdc_lake.model.position import parse_position
     from cdc_lake.ops.inspect import inspect_transaction
 
-    transaction = inspect_transaction(_bronze(call), parse_position(position), epoch)
-    call.view.result(transaction, transaction_text(transaction))
+    call.show(inspect_transaction(_bronze(call), parse_position(position), epoch), transaction_text)
 
 
 @verb(inspect_app, "row")
@@ -102,8 +92,7 @@ def inspect_row(
 
     project, name = call.project(), source_table(table)
     bronze = bronze_reader(project)
-    row = row_everywhere(project, bronze, name, _key(key, name, bronze))
-    call.view.result(row, row_text(row))
+    call.show(row_everywhere(project, bronze, name, _key(key, name, bronze)), row_text)
 
 
 @verb(inspect_app, "chain")
@@ -118,10 +107,10 @@ def inspect_chain(
     ] = None,
 ) -> None:
     """Verify that no transaction in bronze is missing, duplicated or altered: all of them, or those in a range."""
+    from cdc_lake.bronze.hash_chain_verify import verify
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.control.table_pauses import read_epoch_facts
     from cdc_lake.ops.inspect import asked_span, plain
-    from cdc_lake.ops.inspect import inspect_chain as verify
     from cdc_lake.tables.control_tables import control_tables
 
     project = call.project()
@@ -131,19 +120,20 @@ def inspect_chain(
     bronze = bronze_reader(project)
     span = None if (after, upto, epoch) == (None, None, None) else asked_span(bronze, after, upto, epoch)
     control = control_tables(project)
-    verdict = verify(bronze, span, lambda: read_epoch_facts(project, bronze, control), call.view.report)
+    verdict = verify(
+        bronze, span, load_epoch_facts=lambda: read_epoch_facts(project, bronze, control), report=call.view.report
+    )
     call.view.result(plain(verdict), chain_text(verdict))
     if not verdict.holds:
         raise typer.Exit(1)
 
 
-@verb(inspect_app, "prepared", document="parked", former="parked")
+@verb(inspect_app, "prepared", document="parked")
 def inspect_prepared(call: Call) -> None:
     """List prepared transactions kept until their COMMIT PREPARED, oldest first."""
     from cdc_lake.runtime.receive.lag import list_prepared
 
-    prepared = list_prepared(call.project())
-    call.view.result(prepared, prepared_text(prepared))
+    call.show(list_prepared(call.project()), prepared_text)
 
 
 @verb(inspect_app, "failpoints", pipeline=False)
@@ -151,8 +141,7 @@ def inspect_failpoints(call: Call) -> None:
     """List the points at which a pipeline can be killed on purpose, and how: crash points and their failpoints."""
     from cdc_lake.observability.failpoints import list_failpoints
 
-    failpoints = list_failpoints()
-    call.view.result(failpoints, failpoints_text(failpoints))
+    call.show(list_failpoints(), failpoints_text)
 
 
 def _against(call: Call, project: Project, what: str, *, whole_chain: bool) -> None:
@@ -196,7 +185,7 @@ OPS = {
 _DIGITS = 32  # of a digest; `--json` shows all
 
 
-def transaction_text(transaction: TransactionView) -> str:
+def transaction_text(transaction: inspect.TransactionView) -> str:
     """A transaction: its boundaries, then one line per change."""
     xid = "" if transaction.xid is None else f", xid {transaction.xid}"
     by = f", by {transaction.user}" if transaction.user else ""
@@ -216,7 +205,7 @@ def transaction_text(transaction: TransactionView) -> str:
     return "\n".join(lines + [_change(change) for change in transaction.changes])
 
 
-def span_text(span: SpanView) -> str:
+def span_text(span: inspect.SpanView) -> str:
     """The transactions of a span, one per line, and the totals by table."""
     start_text = "from the start" if span.after < 0 else f"after {format_stream_position(span.stream, span.after)}"
     upto = "" if span.upto == END else f" up to {format_stream_position(span.stream, span.upto)}"
@@ -237,7 +226,7 @@ def span_text(span: SpanView) -> str:
     return "\n".join([*lines, "", *table(totals)] if totals else lines)
 
 
-def _line(stream: str, line: TransactionLine) -> list[str]:
+def _line(stream: str, line: inspect.TransactionLine) -> list[str]:
     changes = "undecodable" if line.undecodable else pluralize(line.changes, "change")
     when = "-" if line.commit_ts is None else f"{line.commit_ts:%Y-%m-%dT%H:%M:%SZ}"
     return [format_stream_position(stream, line.position), when, changes, size(line.bytes)]
@@ -247,7 +236,7 @@ def _kinds(kinds: Mapping[str, int]) -> list[str]:
     return [f"{op} {kinds[op]:,}" if op in kinds else "" for op in "IUDT"]
 
 
-def _change(change: ChangeView) -> str:
+def _change(change: inspect.ChangeView) -> str:
     op = OPS.get(change.op, change.op)
     return f"  {change.ordinal:>4} {op:<8} {change.relation or ''}{_tuples(change.new, change.old, change.unchanged)}"
 
@@ -274,12 +263,8 @@ def proof_text(proof: SourceProof) -> str:
     if proof.confirmed is None:
         lines.append("slot: missing")
     else:
-        word = (
-            "discarded changes that bronze does not have"
-            if proof.forgotten
-            else "discarded nothing that bronze does not have"
-        )
-        lines.append(f"slot: confirmed {proof.confirmed}, bronze holds {proof.held}: the server {word}")
+        what = f"discarded {'changes' if proof.forgotten else 'nothing'} that bronze does not have"
+        lines.append(f"slot: confirmed {proof.confirmed}, bronze holds {proof.held}: the server {what}")
     for table_proof in proof.tables:
         kinds = ("missing", "extra", "changed", "repeated")
         odd = ", ".join(f"{getattr(table_proof, kind):,} {kind}" for kind in kinds if getattr(table_proof, kind))
@@ -304,7 +289,7 @@ def time_text(value: datetime | None) -> str:
     return "-" if value is None else value.isoformat(timespec="milliseconds")
 
 
-def row_text(row: RowEverywhere) -> str:
+def row_text(row: inspect.RowEverywhere) -> str:
     """The whole history of a row; `bronze`, `quarantine` and `silver` are the last lines, as a summary."""
     key = ", ".join(f"{column}={value}" for column, value in row.key.items())
     lines = [f"{row.table} ({key}): {pluralize(len(row.events), 'event')}", ""]
@@ -316,7 +301,7 @@ def row_text(row: RowEverywhere) -> str:
     return "\n".join([*lines, *_silver(row.silver)])
 
 
-def _event(event: RowEvent, change: RowChange, *, epoch: bool) -> str:
+def _event(event: RowEvent, change: inspect.RowChange, *, epoch: bool) -> str:
     of = f"epoch {event.epoch}  " if epoch else ""
     place = f"{of}{format_stream_position(event.stream, event.position)}:{event.ordinal}"
     values = f"  {_values_text(event, change)}".rstrip()
@@ -326,7 +311,7 @@ def _event(event: RowEvent, change: RowChange, *, epoch: bool) -> str:
     return f"  {place}  {time_text(event.commit_ts)}  {OPS.get(event.op, event.op):<8}{values}"
 
 
-def _values_text(event: RowEvent, change: RowChange) -> str:
+def _values_text(event: RowEvent, change: inspect.RowChange) -> str:
     """The new values: all of a new row, the differences of an update, and unsent values that are unknown."""
     after = change.after
     if after is None:
@@ -358,7 +343,7 @@ def _quarantine_text(change: QuarantinedChange) -> str:
     return f"{change.position}:{change.ordinal} {OPS.get(change.op, change.op)}, {why}"
 
 
-def _silver(silver: SilverRows | None) -> list[str]:
+def _silver(silver: inspect.SilverRows | None) -> list[str]:
     if silver is None:
         return ["silver     has nothing of this table yet"]
     state = "" if silver.state == "active" else f" ({silver.state})"
@@ -398,10 +383,8 @@ def prepared_text(listing: PreparedList) -> str:
         return f"no prepared transactions in {listing.place}"
     heads = ("gid", "xid", "position", "prepared", "changes", "bytes", "tables")
     lines = table([heads, *map(_prepared_row, listing.transactions)], right=_NUMBERS, indent="")
-    many, held = (
-        pluralize(len(listing.transactions), "transaction"),
-        sum(transaction.bytes for transaction in listing.transactions),
-    )
+    many = pluralize(len(listing.transactions), "transaction")
+    held = sum(transaction.bytes for transaction in listing.transactions)
     return "\n".join([*lines, "", f"{many} kept until COMMIT PREPARED, {size(held)}, in {listing.place}"])
 
 

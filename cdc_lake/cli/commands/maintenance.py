@@ -53,7 +53,7 @@ def rebuild(
     result = build(
         call.project(), table, to=position, into=into, dry_run=dry_run, keys=keys, adopt=adopt, report=call.view.report
     )
-    call.view.result(result, rebuilt_text(result))
+    call.show(result, rebuilt_text)
 
 
 @verb(maintenance_app, "resync")
@@ -76,7 +76,7 @@ def resync(
             result = copy(project, tables, dry_run=dry_run, stop=stop.event, report=call.view.report)
         except Stopped as stopped:
             raise Interrupted from stopped
-    call.view.result(result, resynced_text(result))
+    call.show(result, resynced_text)
 
 
 @verb(maintenance_app, "restart")
@@ -88,8 +88,7 @@ def restart(
     """Make the next run start a new stream with new copies if the old one cannot continue; silver and cuts stay."""
     from cdc_lake.runtime.restart import restart as start_over
 
-    result = start_over(call.project(), yes=yes, wait=wait)
-    call.view.result(result, restarted_text(result))
+    call.show(start_over(call.project(), yes=yes, wait=wait), restarted_text)
 
 
 @verb(maintenance_app, "pause")
@@ -97,8 +96,7 @@ def pause(call: Call, table: Table) -> None:
     """Pause one silver table while the others continue; bronze keeps its changes until `resume`."""
     from cdc_lake.control.table_pauses import pause as stop
 
-    result = stop(call.project(), table)
-    call.view.result(result, _pause_text(result))
+    call.show(stop(call.project(), table), _pause_text)
 
 
 @verb(maintenance_app, "resume")
@@ -106,8 +104,7 @@ def resume(call: Call, table: Table) -> None:
     """Resume a paused table from where it stopped."""
     from cdc_lake.control.table_pauses import resume as go_on
 
-    result = go_on(call.project(), table)
-    call.view.result(result, _pause_text(result))
+    call.show(go_on(call.project(), table), _pause_text)
 
 
 def _pause_text(state: PauseState) -> str:
@@ -125,8 +122,7 @@ def upgrade(
     """Upgrade bronze and the control tables to the format of this version; without --yes, only show what that takes."""
     from cdc_lake.runtime.maintain import upgrade as bring
 
-    result = bring(call.project(), yes=yes)
-    call.view.result(result, _upgrade_text(result))
+    call.show(bring(call.project(), yes=yes), _upgrade_text)
 
 
 def _upgrade_text(result: Upgrade) -> str:
@@ -150,7 +146,8 @@ def rebuilt_text(result: Rebuilt) -> str:
         head = f"{what}: built and compared with the table, which was not changed"
     else:
         head = f"{what}: generation {result.generation}, version {result.version}"
-    lines = [head, *_rows(result.difference), *_columns(result.difference), *_keys(result.difference)]
+    lines = [head, _rows(result.difference), *_columns(result.difference)]
+    lines += [f"{kind}: {', '.join(map(format_key, keys))}" for kind, keys in result.difference.keys.items()]
     lines += [f"also done: {operation}" for operation in result.operations]
     if result.operations and result.version is not None and result.generation > FIRST:
         shows = f"`cdc-lake compare {result.source}` shows it"
@@ -160,29 +157,20 @@ def rebuilt_text(result: Rebuilt) -> str:
     return "\n".join(lines)
 
 
-def _rows(difference: Difference) -> Iterator[str]:
+def _rows(difference: Difference) -> str:
+    rows = pluralize(difference.after, "row")
     if difference.before is None:
-        yield pluralize(difference.after, "row")
-    elif difference.added is None:
-        yield (
-            f"{pluralize(difference.after, 'row')}, {difference.before:,} before; they cannot be compared one by one"
-        )
-    else:
-        yield (
-            f"{pluralize(difference.after, 'row')}, {difference.before:,} before: "
-            f"{difference.added:,} added, {difference.removed:,} removed, {difference.changed:,} changed"
-        )
+        return rows
+    rows += f", {difference.before:,} before"
+    if difference.added is None:
+        return f"{rows}; they cannot be compared one by one"
+    return f"{rows}: {difference.added:,} added, {difference.removed:,} removed, {difference.changed:,} changed"
 
 
 def _columns(difference: Difference) -> Iterator[str]:
     columns = difference.columns
     parts = (("new", columns.added), ("gone", columns.gone), ("of another type", columns.changed))
     yield from (f"columns {word}: {', '.join(names)}" for word, names in parts if names)
-
-
-def _keys(difference: Difference) -> Iterator[str]:
-    for what, keys in difference.keys.items():
-        yield f"{what}: {', '.join(map(format_key, keys))}"
 
 
 def resynced_text(result: Resynced) -> str:

@@ -29,8 +29,7 @@ def init(
     from cdc_lake.cli.project_template import scaffold
     from cdc_lake.cli.text import new_project_text
 
-    project = scaffold(template, folder, force=force)
-    call.view.result(project, new_project_text(project))
+    call.show(scaffold(template, folder, force=force), new_project_text)
 
 
 @verb(project_app, "validate")
@@ -113,8 +112,7 @@ def bundle(
 
     file = choose(pipeline, Path.cwd())
     folder = out or project_root(file) / "deploy"
-    result = write_bundle(file, folder, schedule=schedule, force=force)
-    call.view.result(result, bundle_text(result))
+    call.show(write_bundle(file, folder, schedule=schedule, force=force), bundle_text)
 
 
 def bundle_text(result: BundleFile) -> str:

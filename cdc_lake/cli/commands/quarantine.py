@@ -12,8 +12,8 @@ import typer
 from typer import Argument, Option
 
 from cdc_lake.cli.command import Call, Table, verb
-from cdc_lake.cli.text import format_key, size, table
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.cli.text import format_key, table
+from cdc_lake.model.diagnostic import pluralize, size
 
 if TYPE_CHECKING:
     from cdc_lake.control.streams import UndecodedTransaction
@@ -50,8 +50,7 @@ def quarantine_list(call: Call) -> None:
     """List changes held by rules, by key, and transactions stored undecoded, each with its reason."""
     from cdc_lake.runtime.quarantine import list_quarantine
 
-    listing = list_quarantine(call.project())
-    call.view.result(listing, list_text(listing))
+    call.show(list_quarantine(call.project()), list_text)
 
 
 @verb(quarantine_app, "retry")
@@ -66,7 +65,7 @@ def quarantine_retry(
     from cdc_lake.runtime.redecode import retry
 
     result = retry(call.project(), None if position is None else parse_position(position), call.view.report)
-    call.view.result(result, retry_text(result))
+    call.show(result, retry_text)
     if result.failed_count:
         raise typer.Exit(1)
 
@@ -109,7 +108,7 @@ def _decide(
     if rule is not None and not every:
         raise typer.BadParameter("requires --all", param_hint="--rule")
     decision = decide(call.project(), verb, table, Choice(tuple(key) if key else None, rule), reason, yes=yes)
-    call.view.result(decision, decided_text(decision))
+    call.show(decision, decided_text)
 
 
 _SHOWN = 100

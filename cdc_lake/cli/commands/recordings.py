@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 from typer import Argument, Option
@@ -14,8 +13,8 @@ from cdc_lake.cli.command import Call, Environment, verb
 from cdc_lake.cli.commands.inspect import inspect_app
 from cdc_lake.cli.output import keep_out
 from cdc_lake.cli.process import EXIT_FAILED, EXIT_INTERRUPTED
-from cdc_lake.cli.text import seconds, size
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.cli.text import seconds
+from cdc_lake.model.diagnostic import pluralize, size
 
 if TYPE_CHECKING:
     from cdc_lake.devtools.replay import Reading, Recorded, Replayed
@@ -24,36 +23,10 @@ if TYPE_CHECKING:
 recordings_app = typer.Typer()
 
 
-class PluginName(enum.StrEnum):
-    """The output plugins with readable payloads."""
-
-    MPPDB = "mppdb_decoding"
-    TEST = "test_decoding"
-    PGOUTPUT = "pgoutput"
-
-
-class StyleName(enum.StrEnum):
-    """The output format of a GaussDB family server."""
-
-    BINARY = "b"
-    TEXT = "t"
-    JSON = "j"
-    SERIAL = "serial"
-
-
-class BatchFlag(enum.StrEnum):
-    """The option `sending-batch`."""
-
-    OFF = "0"
-    ON = "1"
-
-
-class BadText(enum.StrEnum):
-    """How to treat text that is not valid in the encoding."""
-
-    STOP = "stop"
-    HEX = "hex"
-
+PluginName: TypeAlias = Literal["mppdb_decoding", "test_decoding", "pgoutput"]
+StyleName: TypeAlias = Literal["b", "t", "j", "serial"]
+BatchFlag: TypeAlias = Literal["0", "1"]
+BadText: TypeAlias = Literal["stop", "hex"]
 
 PluginOption = Annotated[
     PluginName | None,
@@ -87,7 +60,7 @@ def inspect_payload(
     style: StyleOption = None,
     batch: BatchOption = None,
     encoding: EncodingOption = "UTF8",
-    encoding_errors: BadTextOption = BadText.STOP,
+    encoding_errors: BadTextOption = "stop",
     recording: Annotated[
         bool | None, Option("--recording/--payload", help="What the files contain (default: detected).")
     ] = None,
@@ -141,13 +114,12 @@ def record_command(
     project = keep_out(load_project(pipeline, environment=environment))
     limits = Limits(seconds, None if size is None else _bytes(size), transactions)
     with StopOnSignal(lambda _: call.view.note("stopping: the recording is closed")) as stop:
-        plugin_name = plugin.value if plugin else None
         try:
             recorded = run(
                 project,
                 file,
                 limits,
-                plugin=plugin_name,
+                plugin=plugin,
                 slot=slot,
                 redact=redact,
                 stop=stop.event,
@@ -155,7 +127,7 @@ def record_command(
             )
         except Stopped as early:
             raise typer.Exit(EXIT_INTERRUPTED) from early
-    call.view.result(recorded, recorded_text(recorded))
+    call.show(recorded, recorded_text)
 
 
 def _bytes(text: str) -> int:
@@ -178,7 +150,7 @@ def replay_command(
     style: StyleOption = None,
     batch: BatchOption = None,
     encoding: EncodingOption = "UTF8",
-    encoding_errors: BadTextOption = BadText.STOP,
+    encoding_errors: BadTextOption = "stop",
 ) -> None:
     """Replay a recording: follow every transaction from BEGIN to COMMIT and count its changes."""
     from cdc_lake.devtools.replay import inspect_files
@@ -194,12 +166,12 @@ def replay_command(
 
 def _print(call: Call, objects: Iterable[dict[str, Any]]) -> None:
     """Print one line per object, buffered. Raises Exit if one was an error."""
-    from cdc_lake.cli.output import json_line
+    from cdc_lake.cli.output import dumps
 
     failed, lines, size = False, [], 0
     for document in objects:
         failed = failed or document["type"] == "error"
-        lines.append(json_line(document))
+        lines.append(dumps(document, indent=None))
         size += len(lines[-1])
         if size > 1 << 16:
             call.view.raw("\n".join(lines))
@@ -218,16 +190,16 @@ def _reading_options(
     from cdc_lake.decode.gaussdb.records import Style
     from cdc_lake.devtools.replay import DEFAULT, Reading
 
-    codec = Codec(encoding, Policy(bad_text.value))
-    if plugin is PluginName.PGOUTPUT:
-        if style not in {None, StyleName.SERIAL} or batch is BatchFlag.ON:
+    codec = Codec(encoding, Policy(bad_text))
+    if plugin == "pgoutput":
+        if style not in {None, "serial"} or batch == "1":
             raise typer.BadParameter("pgoutput has one style and no batches", param_hint="--style, --batch")
         if codec.python != DEFAULT.codec.python:
             raise typer.BadParameter("pgoutput always sends UTF-8", param_hint="--encoding")
     reading = Reading(
-        plugin.value if plugin else DEFAULT.plugin,
-        Style(style.value) if style else None,
-        batch is BatchFlag.ON if batch else None,
+        plugin or DEFAULT.plugin,
+        Style(style) if style else None,
+        batch == "1" if batch else None,
         codec,
     )
     has_options = (
@@ -255,22 +227,19 @@ def replayed_text(replay: Replayed) -> str:
     return "\n".join(lines)
 
 
-def _unreadable(recorded: Recorded) -> str:
-    number = recorded.unreadable
-    return f", and {pluralize(number, 'message')} as a whole: not decodable" if number else ""
-
-
 def recorded_text(recorded: Recorded) -> str:
     """The content of a recording, and its possible uses."""
     transactions = "" if recorded.transactions is None else f"{pluralize(recorded.transactions, 'transaction')}, "
     messages = f"{pluralize(recorded.messages, 'message')} and {pluralize(recorded.keepalives, 'keepalive')}"
+    whole = pluralize(recorded.unreadable, "message")
+    undecodable = f", and {whole} as a whole: not decodable" if recorded.unreadable else ""
     return "\n".join(
         [
             (
                 f"recorded {transactions}{messages}, {size(recorded.bytes)} "
                 f"in {seconds(recorded.seconds)}, into {recorded.file}"
             ),
-            *([f"every value is overwritten{_unreadable(recorded)}"] if recorded.redacted else []),
+            *([f"every value is overwritten{undecodable}"] if recorded.redacted else []),
             f"next: cdc-lake replay {recorded.file}",
         ]
     )

@@ -9,19 +9,11 @@ import typer
 from typer import Argument, Option
 
 from cdc_lake.cli.command import Call, Wait, verb
-from cdc_lake.cli.text import size, table, wrap_line
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.cli.text import table, wrap_line
+from cdc_lake.model.diagnostic import pluralize, size
 
 if TYPE_CHECKING:
-    from cdc_lake.connectors.base import (
-        BesideBronze,
-        SlotAdvanced,
-        SlotDetails,
-        SlotDropped,
-        SlotList,
-        SlotMade,
-        SlotView,
-    )
+    from cdc_lake.connectors import base
     from cdc_lake.source.base import SlotCounters
 
 slot_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Manage the replication slots of the source.")
@@ -32,8 +24,7 @@ def slot_list(call: Call) -> None:
     """List every slot on the server: its reader, its position, and how much WAL the server keeps for it."""
     from cdc_lake.ops.slots import list_slots
 
-    slots = list_slots(call.project())
-    call.view.result(slots, list_text(slots))
+    call.show(list_slots(call.project()), list_text)
 
 
 @verb(slot_app, "inspect", document="slot-inspect")
@@ -52,8 +43,7 @@ def slot_create(call: Call) -> None:
     """Start the stream as a first run does (publication, slot, initial snapshot), without receiving changes."""
     from cdc_lake.ops.slots import create_slot
 
-    created = create_slot(call.project(), report=call.view.report)
-    call.view.result(created, made_text(created))
+    call.show(create_slot(call.project(), report=call.view.report), made_text)
 
 
 @verb(slot_app, "advance", document="slot-advance")
@@ -67,8 +57,7 @@ def slot_advance(
     from cdc_lake.model.position import parse_position
     from cdc_lake.ops.slots import advance_slot
 
-    result = advance_slot(call.project(), None if position is None else parse_position(position))
-    call.view.result(result, advanced_text(result))
+    call.show(advance_slot(call.project(), None if position is None else parse_position(position)), advanced_text)
 
 
 @verb(slot_app, "drop", document="slot-drop")
@@ -81,25 +70,24 @@ def slot_drop(
     """Drop a slot, so that the server keeps no more WAL for it. Changes that it has not sent yet are lost."""
     from cdc_lake.ops.slots import drop_slot
 
-    result = drop_slot(call.project(), name, yes=yes, wait=wait)
-    call.view.result(result, dropped_text(result))
+    call.show(drop_slot(call.project(), name, yes=yes, wait=wait), dropped_text)
 
 
-def details_text(details: SlotDetails, width: int) -> str:
+def details_text(details: base.SlotDetails, width: int) -> str:
     """The server's facts and the risks; each remedy is one line, so that it can be pasted."""
     owner = ", this pipeline's" if details.slot.own else ""
     lines = [
         f"slot `{details.slot.name}` of {details.source} ({details.server}){owner}",
         "",
         *table(list(_facts(details))),
+        "",
     ]
-    lines.append("")
     for threat in details.threats:
         lines += [*wrap_line("! ", threat.text, width), f"    → {threat.remedy}"]
     return "\n".join(lines if details.threats else [*lines, "no risks found"])
 
 
-def _facts(details: SlotDetails) -> Iterator[tuple[str, str]]:
+def _facts(details: base.SlotDetails) -> Iterator[tuple[str, str]]:
     slot = details.slot
     words = [slot.kind, slot.plugin, f"of database {slot.database}" if slot.database else None]
     yield "is", ", ".join([word for word in words if word] + (["temporary"] if slot.temporary else []))
@@ -130,7 +118,7 @@ def _facts(details: SlotDetails) -> Iterator[tuple[str, str]]:
         yield "decoded", _counters_text(details.counters)
 
 
-def _bronze(bronze: BesideBronze, order: str) -> str:
+def _bronze(bronze: base.BesideBronze, order: str) -> str:
     text = f"holds everything up to {bronze.landed}"
     if bronze.unconfirmed is None:
         return text
@@ -155,7 +143,7 @@ def _counters_text(counters: SlotCounters) -> str:
 _NUMBERS = frozenset({5, 6})  # columns
 
 
-def list_text(listing: SlotList) -> str:
+def list_text(listing: base.SlotList) -> str:
     """Every slot with its state; `*` is the pipeline's own."""
     if not listing.slots:
         return f"{listing.source} has no slots"
@@ -165,7 +153,7 @@ def list_text(listing: SlotList) -> str:
     return "\n".join([*lines, "", "* this pipeline's slot" if has_own else "none of them is this pipeline's slot"])
 
 
-def _row(slot: SlotView) -> tuple[str, ...]:
+def _row(slot: base.SlotView) -> tuple[str, ...]:
     marks = [name for name, on in (("temporary", slot.temporary), ("failover", slot.failover)) if on]
     state = ", ".join([f"{slot.state}: {slot.reason}", *marks])
     plugin, database = slot.plugin or slot.kind, slot.database or "-"
@@ -173,7 +161,7 @@ def _row(slot: SlotView) -> tuple[str, ...]:
     return "*" if slot.own else "", slot.name, plugin, database, slot.confirmed or "-", retained, safe, state
 
 
-def made_text(created: SlotMade) -> str:
+def made_text(created: base.SlotMade) -> str:
     """The result of `create`."""
     if not created.created:
         return f"slot `{created.slot}` already exists, and the stream can continue after {created.position}"
@@ -181,7 +169,7 @@ def made_text(created: SlotMade) -> str:
     return f"slot `{created.slot}` keeps changes after {created.position}{copied}: `cdc-lake run` receives them"
 
 
-def advanced_text(result: SlotAdvanced) -> str:
+def advanced_text(result: base.SlotAdvanced) -> str:
     """The WAL released by `advance`."""
     if not result.bytes:
         return f"slot `{result.slot}` is already at {result.position}"
@@ -191,7 +179,7 @@ def advanced_text(result: SlotAdvanced) -> str:
     )
 
 
-def dropped_text(result: SlotDropped) -> str:
+def dropped_text(result: base.SlotDropped) -> str:
     """What a drop loses, and whether it was done."""
     freed = f"; {size(result.freed_bytes)} of WAL can be discarded" if result.freed_bytes is not None else ""
     if result.done:

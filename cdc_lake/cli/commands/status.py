@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cdc_lake.cli.output import CommandOutput, document, error_document
-from cdc_lake.cli.text import GREEN, RED, YELLOW, error_text, format_count, seconds, size, table, tint, wrap_line
+from cdc_lake.cli.text import GREEN, RED, YELLOW, error_text, format_count, seconds, table, tint, wrap_line
 from cdc_lake.errors import CdcLakeError, Retry
-from cdc_lake.model.diagnostic import pluralize, printable
+from cdc_lake.model.diagnostic import pluralize, printable, size
 
 if TYPE_CHECKING:
     from cdc_lake.connectors.wal_budget import BudgetStatus
@@ -64,11 +64,8 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
         what = f"the cut at {withheld.position} is not pinned as {withheld.name}: {withheld.reason}"
         lines += ["", *wrap_line("withheld  ", what, width)]
     if status.quarantined:
-        lines += [
-            "",
-            "quarantine",
-            *table([(h.table, h.rule, f"{h.rows:,}") for h in status.quarantined], right=frozenset({2})),
-        ]
+        rows = [(h.table, h.rule, f"{h.rows:,}") for h in status.quarantined]
+        lines += ["", "quarantine", *table(rows, right=frozenset({2}))]
     return "\n".join(lines)
 
 
@@ -85,13 +82,11 @@ def status_line(status: Status) -> str:
         f"silver at {status.silver_position}{lag_text}" if status.silver_position else "silver is empty",
         f"slot {status.slot.state}" if status.reachable else "source not reachable",
         tables,
-        *(
-            [f"{pluralize(sum(row.rows for row in status.quarantined), 'row')} in quarantine"]
-            if status.quarantined
-            else []
-        ),
-        *(["receiver waits"] if status.receiver_waits is not None else []),
     ]
+    if status.quarantined:
+        parts.append(f"{pluralize(sum(row.rows for row in status.quarantined), 'row')} in quarantine")
+    if status.receiver_waits is not None:
+        parts.append("receiver waits")
     return "  ".join(parts)
 
 
@@ -228,12 +223,8 @@ def ledger_text(ledger: Sequence[TableLedger], *, colour: bool, verb: str = "che
         left, ledger = len(ledger) - len(wrong), wrong
     for table_ledger in ledger:
         parts.append(f"types of {table_ledger.table} → {table_ledger.silver}")
-        rows = table(
-            [
-                _row(column, "held" if table_ledger.misfit == "quarantine" else "stops")
-                for column in table_ledger.columns
-            ]
-        )
+        misfit = "held" if table_ledger.misfit == "quarantine" else "stops"
+        rows = table([_row(column, misfit) for column in table_ledger.columns])
         for line, column in zip(rows, table_ledger.columns, strict=True):
             tone = _TYPE_COLOURS.get(column.loss.value)
             parts.append(tint(line, tone, on=colour) if tone else line)

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cdc_lake.config.fields import captures, compile_pattern
-from cdc_lake.config.model import Bronze, Lake, Pipeline, Silver
+from cdc_lake.config.model import Bronze, Lake, Pipeline, Silver, Spark
 from cdc_lake.config.schema import plain, walk
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.yaml_tree import MappingNode, Mark, Node, ScalarNode, nodes
@@ -133,6 +133,11 @@ class CheckedPipeline:
     def silver(self) -> Silver:
         """The section `silver`."""
         return self._valid("silver").silver
+
+    @property
+    def spark(self) -> Spark:
+        """The section `spark`."""
+        return self._valid("spark").spark
 
     def node(self, path: str) -> Node | None:
         """The node of a path, None if nothing is written there."""

@@ -12,15 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cdc_lake.config.fields import (
-    Release,
-    find_uncovered,
-    format_milliseconds,
-    pad_release,
-    parse_release,
-    show_release,
-    wrong_entry,
-)
+from cdc_lake.config import fields
 from cdc_lake.config.gaussdb_options import (
     GAUSSDB,
     OPTIONS,
@@ -201,12 +193,12 @@ def judge(source: FamilySource, release: tuple[int, ...] | None = None) -> list[
     GaussDB's own, or those of the openGauss release on which the server is based.
     """
     if release is None and source.version is not None:
-        release = parse_release(source.version)
-    options = _options(source, None if release is None else pad_release(release))
+        release = fields.parse_release(source.version)
+    options = _options(source, None if release is None else fields.pad_release(release))
     return [*_hosts(source), *_slot(source), *_order(source), *options]
 
 
-def _options(source: FamilySource, release: Release | None) -> Iterator[Refusal]:
+def _options(source: FamilySource, release: fields.Release | None) -> Iterator[Refusal]:
     good: dict[str, OptionValue] = {}
     for name, value in source.decoding.items():
         refused = _name(source, release, name) or _value(source, release, name, value) or _mode(source, name)
@@ -224,7 +216,7 @@ def _refuse(rule: Rule, name: str, summary: str, remedy: str, *, key: bool = Fal
     return Refusal(rule, f"source.decoding.{name}", summary, remedy, key=key)
 
 
-def _name(source: FamilySource, release: Release | None, name: str) -> Refusal | None:
+def _name(source: FamilySource, release: fields.Release | None, name: str) -> Refusal | None:
     """Whether the server has the option."""
     option, product = OPTIONS.get(name), source.type
     free = option is None or not option.documented
@@ -242,7 +234,7 @@ def _name(source: FamilySource, release: Release | None, name: str) -> Refusal |
         return _refuse(Rule.UNDOCUMENTED, name, summary, remedy, key=True)
     if option.since and release is not None and release < (*option.since, 0):
         since = ".".join(map(str, option.since))
-        summary = f"`{name}` requires release {since}, the server is {show_release(release)}"
+        summary = f"`{name}` requires release {since}, the server is {fields.show_release(release)}"
         return _refuse(Rule.SINCE, name, summary, "remove it", key=True)
     return None
 
@@ -256,7 +248,7 @@ def _similar(name: str) -> str:
 
 
 def _value(  # noqa: PLR0911  # one return a form
-    source: FamilySource, release: Release | None, name: str, value: OptionValue
+    source: FamilySource, release: fields.Release | None, name: str, value: OptionValue
 ) -> Refusal | None:
     option = OPTIONS.get(name)
     if source.decoding_mode is Mode.SQL and isinstance(value, str) and _DANGEROUS.search(value):
@@ -270,7 +262,7 @@ def _value(  # noqa: PLR0911  # one return a form
         case Form.STYLE if str(value)[:1] not in {"b", "t", "j"}:
             remedy = "write b (binary), t (text) or j (JSON), in lowercase"
             return _refuse(Rule.STYLE_LETTER, name, f"`{name}` must be b, t or j", remedy)
-        case Form.WHITE_LIST if (entry := wrong_entry(str(value))) is not None:
+        case Form.WHITE_LIST if (entry := fields.wrong_entry(str(value))) is not None:
             remedy = "write schema.table,schema.*,*.table without spaces, or remove it: it is made from `tables`"
             return _refuse(Rule.WHITE_LIST, name, f"`{entry}` is not a valid white list entry", remedy)
         case Form.OIDS if not _OID_LIST.fullmatch(str(value)):
@@ -281,7 +273,7 @@ def _value(  # noqa: PLR0911  # one return a form
             return None
 
 
-def _number(source: FamilySource, release: Release | None, option: Option, value: OptionValue) -> Refusal | None:
+def _number(source: FamilySource, release: fields.Release | None, option: Option, value: OptionValue) -> Refusal | None:
     number, high = as_number(value), option.high
     of_memory = source.type == "gaussdb" and source.decoding_mode is Mode.PARALLEL
     if option.wide and of_memory and (release is None or release >= _WIDE_SINCE):
@@ -377,29 +369,29 @@ def _of_stream(source: FamilySource, options: _Given) -> Iterator[Refusal]:
     """Rules that depend on other settings of the source."""
     timeout = as_number(options["sender-timeout"]) if "sender-timeout" in options else None
     if timeout and timeout < _SHORTEST_TIMEOUT:
-        summary = f"the server would end the stream after {format_milliseconds(timeout)} without a reply"
+        summary = f"the server would end the stream after {fields.format_milliseconds(timeout)} without a reply"
         remedy = f"write at least {_SHORTEST_TIMEOUT} (milliseconds), or 0 for no limit"
         yield _refuse(Rule.REPLY_IN_TIME, "sender-timeout", summary, remedy)
     listed = options.get("white-table-list")
-    if listed is not None and (missing := find_uncovered(str(listed), source.tables)):
+    if listed is not None and (missing := fields.find_uncovered(str(listed), source.tables)):
         summary = f"the white list omits tables that `tables` captures: {', '.join(missing)}"
         remedy = "add them, narrow `tables`, or remove the list: it is made from `tables`"
         yield _refuse(Rule.LIST_COVERS, "white-table-list", summary, remedy)
 
 
-def _of_release(source: FamilySource, options: _Given, release: Release | None) -> Iterator[Refusal]:
+def _of_release(source: FamilySource, options: _Given, release: fields.Release | None) -> Iterator[Refusal]:
     """Rules that depend on the release; none if it is unknown."""
     if release is None or source.type == "gaussdb" or source.decoding_mode is not Mode.PARALLEL:
         return
     if release < _PARALLEL_SINCE:
-        summary = f"{source.type} {show_release(release)} has no parallel decoding, which requires 3.0.0"
+        summary = f"{source.type} {fields.show_release(release)} has no parallel decoding, which requires 3.0.0"
         yield _refuse(Rule.SINCE, "parallel-decode-num", summary, "set `parallel-decode-num: 1`")
         return
     style, batch = (
         as_sent(OPTIONS[n], options.get(n, OPTIONS[n].sent_default)) for n in ("decode-style", "sending-batch")
     )
     if style != "b" and batch == "0" and release < _UNBATCHED_SINCE:
-        summary = f"style {style} without batches has no position to acknowledge on {show_release(release)}"
+        summary = f"style {style} without batches has no position to acknowledge on {fields.show_release(release)}"
         yield _refuse(Rule.UNBATCHED, "sending-batch", summary, "set `sending-batch: 1`, or `decode-style: b`")
 
 

@@ -11,23 +11,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
+from cdc_lake.config import rules
 from cdc_lake.config.model import SilverTable
 from cdc_lake.config.project import default_name
-from cdc_lake.config.rules import (
-    EXPECTATIONS,
-    Between,
-    Expectation,
-    ForeignKey,
-    Length,
-    NotPortable,
-    Regex,
-    RowCount,
-    RowRule,
-    TableRule,
-    Unique,
-    check_pattern,
-    rule_name,
-)
 from cdc_lake.config.silver_tables import Partition
 from cdc_lake.config.validation.checked_pipeline import CheckedPipeline, Finding, table_name
 from cdc_lake.config.yaml_tree import join
@@ -182,34 +168,36 @@ def _groups(pipeline: CheckedPipeline) -> Iterator[Finding]:
 def _quality_rules(pipeline: CheckedPipeline, entry: SilverTable, path: str) -> Iterator[Finding]:
     lines: dict[str, int] = {}
     for i, rule in enumerate(entry.rules):
-        where, name = f"{path}.rules[{i}]", rule_name(rule)
+        where, name = f"{path}.rules[{i}]", rules.rule_name(rule)
         if name in lines:
             hint = f"name one of them with `name:`; the first is on line {lines[name]}"
             yield Finding(Problem.RULE_TWICE, where, f"two rules of one table are named `{name}`", hint)
         lines.setdefault(name, pipeline.line(where))
         yield from _thresholds(rule, f"{where}.thresholds")
         match rule:
-            case Between() | Length() | RowCount():
+            case rules.Between() | rules.Length() | rules.RowCount():
                 yield from _bounds(pipeline, rule, where)
-            case Regex():
+            case rules.Regex():
                 try:
-                    check_pattern(rule.pattern)
-                except NotPortable as bad:
+                    rules.check_pattern(rule.pattern)
+                except rules.NotPortable as bad:
                     hint = r"single quotes keep backslashes: pattern: '^\d+$'"
                     yield Finding(Problem.REGEX, f"{where}.pattern", f"the pattern cannot be used: {bad}", hint)
-            case Unique():
+            case rules.Unique():
                 yield from _named_twice(rule.columns, f"{where}.columns", "column ")
-            case ForeignKey():
+            case rules.ForeignKey():
                 yield from _foreign_key(pipeline, rule, where)
-            case Expectation(expectation=name) if name not in EXPECTATIONS:
-                close = difflib.get_close_matches(name, EXPECTATIONS, n=1, cutoff=0.6)
+            case rules.Expectation(expectation=name) if name not in rules.EXPECTATIONS:
+                close = difflib.get_close_matches(name, rules.EXPECTATIONS, n=1, cutoff=0.6)
                 hint = f"did you mean `{close[0]}`?" if close else "docs/reference/rules.md lists them"
                 yield Finding(Problem.RULE_OPTIONS, f"{where}.expectation", f"unknown expectation `{name}`", hint)
             case _:
                 pass
 
 
-def _bounds(pipeline: CheckedPipeline, rule: Between | Length | RowCount, path: str) -> Iterator[Finding]:
+def _bounds(
+    pipeline: CheckedPipeline, rule: rules.Between | rules.Length | rules.RowCount, path: str
+) -> Iterator[Finding]:
     low, high = rule.min, rule.max
     if not pipeline.is_set(f"{path}.min") and not pipeline.is_set(f"{path}.max"):
         yield Finding(Problem.BOUNDS, path, f"`{rule.rule}` without bounds", "set `min`, `max` or both")
@@ -231,7 +219,7 @@ def _is_date(text: str) -> bool:
     return re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?", text) is not None
 
 
-def _thresholds(rule: RowRule | TableRule, path: str) -> Iterator[Finding]:
+def _thresholds(rule: rules.RowRule | rules.TableRule, path: str) -> Iterator[Finding]:
     if rule.thresholds is None:
         return
     levels = [(name, share) for name, share in rule.thresholds if share is not None]
@@ -245,7 +233,7 @@ def _thresholds(rule: RowRule | TableRule, path: str) -> Iterator[Finding]:
             yield Finding(Problem.RULE_OPTIONS, join(path, lower), summary, hint)
 
 
-def _foreign_key(pipeline: CheckedPipeline, rule: ForeignKey, path: str) -> Iterator[Finding]:
+def _foreign_key(pipeline: CheckedPipeline, rule: rules.ForeignKey, path: str) -> Iterator[Finding]:
     yield from _named_twice(rule.columns, f"{path}.columns", "column ")
     yield from _named_twice(rule.referenced, f"{path}.referenced", "column ")
     if len(rule.columns) != len(rule.referenced):

@@ -2,18 +2,16 @@
 `cross_field`, which evaluates all rules.
 
 Rules that need the server, such as the condition of a row filter, are checked when it is connected to.
-
-Spark gets no client for object stores, so what it writes (silver, checkpoints) must be in a folder; bronze and the
-control tables are written and read without Spark and can be in an object store.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from cdc_lake.config.fields import compile_columns, compile_pattern, exact_column, overlap, parse_release
-from cdc_lake.config.model import ObjectAddress, SilverTable
+from cdc_lake.config.model import ObjectAddress, Provider, SilverTable, is_local
 from cdc_lake.config.rules import Expression, Monotonic, named_columns
 from cdc_lake.config.silver_tables import MIN_KEY
 from cdc_lake.config.source import OLDEST_QHB, PARALLEL, TWO_PHASE, Pgoutput, host_and_port, protocol_of
@@ -42,9 +40,25 @@ def _is_polling(pipeline: CheckedPipeline) -> bool:
     return pipeline.postgres.mode == "polling"
 
 
+_RESERVED_SPARK = frozenset(
+    f"spark.{name}"
+    for name in (
+        "checkpoint.dir", "delta.logStore.abfss.impl", "delta.logStore.gs.impl", "delta.logStore.s3.impl", "jars",
+        "jars.packages", "master", "sql.ansi.enabled",
+        "sql.extensions", "sql.parquet.outputTimestampType", "sql.session.timeZone",
+        "sql.sources.partitionOverwriteMode",
+    )
+)  # fmt: skip
+
+
 def _bronze_in_store(pipeline: CheckedPipeline) -> bool:
     path = "lake.iceberg.warehouse" if pipeline.bronze.format == "iceberg" else "bronze.path"
-    return path in dict(_store_addresses(pipeline))
+    in_lake = _in_store(pipeline) and not pipeline.is_set(path)
+    return in_lake or path in dict(_store_addresses(pipeline))
+
+
+def _in_store(pipeline: CheckedPipeline) -> bool:
+    return "://" in pipeline.lake.path
 
 
 def _table_patterns(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -134,6 +148,8 @@ def _hex_columns(pipeline: CheckedPipeline) -> Iterator[Finding]:
 def _store_addresses(pipeline: CheckedPipeline) -> Iterator[tuple[str, str]]:
     """Settings that name a folder in an object store."""
     bronze, lake = pipeline.bronze, pipeline.lake
+    if _in_store(pipeline):
+        yield "lake.path", lake.path
     if lake.control is not None:
         yield "lake.control", lake.control
     if bronze.format == "delta" and "://" in (bronze.path or ""):
@@ -143,40 +159,152 @@ def _store_addresses(pipeline: CheckedPipeline) -> Iterator[tuple[str, str]]:
         yield "lake.iceberg.warehouse", warehouse
 
 
+_SERVICES: dict[Provider, str] = {"s3": "S3", "azure": "ADLS", "gcs": "GCS"}
+_CREDENTIALS: dict[tuple[Provider, str], tuple[tuple[str, ...], ...]] = {
+    ("s3", "keys"): (("access_key_id", "secret_access_key"),),
+    ("s3", "role"): (("role_arn",),),
+    ("azure", "keys"): (("account_key",), ("sas_token",), ("tenant_id", "client_id", "client_secret")),
+    ("gcs", "keys"): (("service_account_file",),),
+}
+"""What each service needs for each kind of credentials: one of the groups, completely."""
+_APPLIES: dict[str, tuple[Provider, str | None]] = {
+    "region": ("s3", None), "ca_file": ("s3", None), "account": ("azure", None),
+    "session_token": ("s3", "keys"), "external_id": ("s3", "role"),
+    **{name: kind for kind, groups in _CREDENTIALS.items() for group in groups for name in group},
+}  # fmt: skip
+"""The service of a field, and its kind of credentials if it has one."""
+
+
 def _object_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    for path, address in _store_addresses(pipeline):
+    first: tuple[str, ObjectAddress] | None = None
+    for path, text in _store_addresses(pipeline):
         try:
-            ObjectAddress.parse(address)
+            address = ObjectAddress.parse(text)
         except ValueError:
-            hint = "write s3://bucket/folder, or a local folder; names consist of letters, digits, `.`, `_`, `-`"
+            hint = (
+                "write s3://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, gs://bucket/folder, "
+                "or a local folder; names consist of letters, digits, `.`, `_`, `-`"
+            )
             yield Finding(Problem.LAKE_LAYOUT, path, "not a valid object store address", hint)
-        else:
-            if pipeline.lake.storage is None:
-                hint = (
-                    "add `lake.storage` with `region`, `access_key_id`, `secret_access_key` and the store's `endpoint`"
-                )
-                yield Finding(Problem.LAKE_LAYOUT, path, "an object store requires `lake.storage`", hint)
+            continue
+        if pipeline.lake.storage is None:
+            fields = {
+                "s3": "`region`, the store's `endpoint`, and `access_key_id` and `secret_access_key`",
+                "azure": "`account_key`, `sas_token` or a service principal",
+                "gcs": "`service_account_file`",
+            }[address.provider]
+            hint = f"add `lake.storage` with {fields} or `credentials: environment`"
+            yield Finding(Problem.LAKE_LAYOUT, path, "an object store requires `lake.storage`", hint)
+        if first is None:
+            first = path, address
+        elif (first[1].provider, first[1].account) != (address.provider, address.account):
+            summary = f"all addresses of a lake are in one service and one account, but `{first[0]}` is in another"
+            hint = f"choose an address in the same as {first[1]}"
+            yield Finding(Problem.LAKE_LAYOUT, path, summary, hint)
 
 
-def _silver_in_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    if "lake.iceberg.warehouse" not in dict(_store_addresses(pipeline)):
+def _of_storage(name: str, summary: str, hint: str) -> Finding:
+    return Finding(Problem.LAKE_LAYOUT, f"lake.storage.{name}", summary, hint)
+
+
+def _storage(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    """Fields of `lake.storage` that do not fit its service or its credentials, and those that are missing."""
+    if (storage := pipeline.lake.storage) is None:
         return
-    summary = "Iceberg silver tables cannot be in an object store: Spark is given no client for it"
-    hint = "use `format: delta` for silver, or a local warehouse"
-    formats = {"silver.defaults": pipeline.silver.defaults.format}
+    provider = storage.provider
+    for _, text in _store_addresses(pipeline):
+        with suppress(ValueError):  # reported by `_object_store`
+            provider = ObjectAddress.parse(text).provider
+            break
+    service, kind = _SERVICES[provider], (provider, storage.credentials)
+    is_set = {name for name in type(storage).model_fields if pipeline.is_set(f"lake.storage.{name}")}
+    if provider == "s3" and "region" not in is_set:
+        yield _of_storage("region", "S3 requires `region`", "add the bucket's, for example `region: eu-west-1`")
+    if "provider" in is_set and storage.provider != provider:
+        yield _of_storage("provider", f"the addresses are in {service}", "remove it: the addresses say it")
+    if provider != "s3" and storage.credentials == "role":
+        yield _of_storage("credentials", f"{service} has no roles to assume", "set it to `keys` or `environment`")
+        return
+    for name, needed in _APPLIES.items():
+        if name in is_set and needed[0] != provider:
+            yield _of_storage(name, f"`{name}` does not apply to {service}", "remove it, or correct the addresses")
+        elif name in is_set and needed[1] not in {None, storage.credentials}:
+            summary = f"`{name}` does not apply to `credentials: {storage.credentials}`"
+            yield _of_storage(name, summary, "remove one of them")
+    yield from _missing_credentials(is_set, _CREDENTIALS.get(kind, ()))
+
+
+def _missing_credentials(is_set: set[str], groups: tuple[tuple[str, ...], ...]) -> Iterator[Finding]:
+    hint = "add it as a reference, `${env:NAME}` or `${file:path}`, or set `credentials: environment`"
+    used = [group for group in groups if not is_set.isdisjoint(group)]
+    for group in used[1:]:
+        name = next(name for name in group if name in is_set)
+        yield _of_storage(name, f"`{used[0][0]}` and `{name}` are credentials of two kinds", "keep one of them")
+    if len(groups) > 1 and not used:
+        summary = "ADLS requires `account_key`, `sas_token`, or `tenant_id`, `client_id` and `client_secret`"
+        yield _of_storage("account_key", summary, hint.replace("it", "one of them", 1))
+    elif groups:
+        for name in (used or groups)[0]:
+            if name not in is_set:
+                yield _of_storage(name, f"the store requires `{name}`", hint)
+
+
+def _catalog_of_store(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    """Iceberg tables in an object store whose catalog would be a file on this machine."""
+    if not _in_store(pipeline) or pipeline.is_set("lake.iceberg.uri") or pipeline.lake.iceberg.type == "glue":
+        return
+    summary = "Iceberg tables in an object store need a catalog that every machine reaches"
+    hint = "set `lake.iceberg.type` and `lake.iceberg.uri` to a REST catalog, a Hive metastore or a PostgreSQL database"
+    formats = {"bronze": pipeline.bronze.format, "silver.defaults": pipeline.silver.defaults.format}
     formats |= {f"silver.tables[{i}]": table.format for i, table in enumerate(pipeline.silver.tables) if table.format}
     for path, format_ in formats.items():
         if format_ == "iceberg":
             yield Finding(Problem.LAKE_LAYOUT, f"{path}.format", summary, hint)
 
 
+def _cluster(pipeline: CheckedPipeline) -> Iterator[Finding]:
+    master = pipeline.spark.master
+    if master is not None and not is_local(master) and not _in_store(pipeline):
+        summary = "a cluster cannot write to a folder of this machine"
+        hint = "set `lake.path` to a folder of an object store (for example `s3://bucket/folder`), or remove `master`"
+        yield Finding(Problem.LAKE_LAYOUT, "spark.master", summary, hint)
+    for name in pipeline.spark.conf:
+        if name in _RESERVED_SPARK or name.startswith("spark.sql.catalog."):
+            summary = f"cdc_lake sets `{name}` itself: results depend on it"
+            yield Finding(Problem.LAKE_LAYOUT, f"spark.conf.{name}", summary, "remove it")
+        elif not name.startswith("spark."):
+            summary = f"`{name}` is not a setting of Spark"
+            yield Finding(Problem.LAKE_LAYOUT, f"spark.conf.{name}", summary, "names begin with `spark.`")
+
+
+_CATALOG_ADDRESSES = {
+    "sql": (r"(sqlite:///|postgresql(\+psycopg)?://)", "postgresql+psycopg://…` or `sqlite:////…"),
+    "rest": (r"https?://", "https://…"),
+    "hive": (r"thrift://[^:/]+:\d+$", "thrift://host:9083"),
+    "glue": (r"https?://", "https://…"),
+}
+
+
 def _catalog(pipeline: CheckedPipeline) -> Iterator[Finding]:
-    catalog = pipeline.lake.iceberg
-    form = r"https?://" if catalog.type == "rest" else r"(sqlite:///|postgresql(\+psycopg)?://)"
-    if catalog.uri is not None and not re.match(form, catalog.uri):
-        hint = "for `type: sql` write `postgresql+psycopg://…` or `sqlite:////…`, for `type: rest` `https://…`"
+    catalog, storage = pipeline.lake.iceberg, pipeline.lake.storage
+    form, example = _CATALOG_ADDRESSES[catalog.type]
+    if catalog.uri is None and catalog.type in {"rest", "hive"}:
+        hint = f"add the address of the server, for example `uri: {example.replace('…', 'catalog.example.com/api')}`"
+        yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg", f"a catalog of `type: {catalog.type}` requires `uri`", hint)
+    elif catalog.uri is not None and not re.match(form, catalog.uri):
         summary = f"not a valid address of a catalog of `type: {catalog.type}`"
-        yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg.uri", summary, hint)
+        yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg.uri", summary, f"write `{example}`")
+    metastore = pipeline.lake.delta.metastore
+    if metastore is not None and not re.match(_CATALOG_ADDRESSES["hive"][0], metastore):
+        summary, hint = "not a valid address of a Hive metastore", f"write `{_CATALOG_ADDRESSES['hive'][1]}`"
+        yield Finding(Problem.LAKE_LAYOUT, "lake.delta.metastore", summary, hint)
+    if catalog.type == "glue" and not (catalog.warehouse or pipeline.lake.path).startswith("s3://"):
+        summary, hint = "tables in AWS Glue are in S3", "set `warehouse: s3://bucket/folder`"
+        yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg", summary, hint)
+    if catalog.type == "glue" and storage is not None and storage.credentials != "environment":
+        summary = "Spark's client of AWS Glue takes only credentials of the environment"
+        hint = "set `lake.storage.credentials: environment`, and remove keys and role"
+        yield Finding(Problem.LAKE_LAYOUT, "lake.storage", summary, hint)
 
 
 def _redact_strategies(pipeline: CheckedPipeline) -> Iterator[Finding]:
@@ -349,17 +477,17 @@ _RULES = (
         "set it to `stop`: what cannot be decoded cannot be redacted",
     ),
     Rule(
-        Problem.LAKE_LAYOUT, "lake.path", lambda p: "://" in p.lake.path,
-        "expected a folder, not an address",
-        "silver and checkpoints need a local folder; `bronze.path` and `lake.control` can be in an object store",
+        Problem.LAKE_LAYOUT, "lake.work", lambda p: p.is_set("lake.work") and not _in_store(p),
+        "`work` applies only to a lake in an object store", "remove it: `path` is the directory",
     ),
     _object_store,
+    _storage,
     Rule(
         Problem.LAKE_LAYOUT, "bronze.durability", lambda p: _bronze_in_store(p) and p.node("bronze.durability"),
         "`durability` does not apply to bronze in an object store",
         "remove it: what the store accepts is durable there, and only that is acknowledged",
     ),
-    _silver_in_store,
+    _catalog_of_store,
     Rule(
         Problem.LAKE_LAYOUT, "lake.storage.endpoint",
         lambda p: p.lake.storage and not p.lake.storage.allow_http
@@ -377,11 +505,6 @@ _RULES = (
         "the catalog determines the location of an Iceberg table",
         "remove `path`; `lake.iceberg.warehouse` sets the location of the catalog's tables",
     ),
-    Rule(
-        Problem.LAKE_LAYOUT, "lake.iceberg",
-        lambda p: p.lake.iceberg.type == "rest" and not p.is_set("lake.iceberg.uri"),
-        "a REST catalog requires `uri`",
-        "add the address of the server, for example `uri: https://catalog.example.com/api`",
-    ),
     _catalog,
+    _cluster,
 )  # fmt: skip

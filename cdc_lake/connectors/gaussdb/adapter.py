@@ -55,7 +55,6 @@ from cdc_lake.source.gaussdb import server, slot
 from cdc_lake.source.gaussdb.catalog import check_identities, check_printing, tables_in_database
 from cdc_lake.source.gaussdb.snapshot import (
     GaussDbReader,
-    GaussDbSnapshot,
     create_slot_with_snapshot,
     csn_now,
     export_snapshot,
@@ -89,38 +88,36 @@ def start_stream(context: ReceiverContext, start: GaussDbStart) -> tuple[StreamC
     before = context.bronze.state()
     _clear_the_way(context, start, before)
     _intention(project, start.facts).record(control, streams.last_epoch(before, control))
-    with _slot_and_snapshot(context, start) as (created_slot, domain, snapshot):
-        state = _begin_stream(context, start.facts, created_slot, snapshot.csn, domain)
-        what = (
-            f"of everything below CSN {snapshot.csn}"
-            if snapshot.csn
-            else f"as of about {created_slot.consistent}: {_INEXACT}"
-        )
+    with _slot_and_snapshot(context, start) as (created_slot, domain, csn):
+        state = _begin_stream(context, start.facts, created_slot, csn, domain)
+        what = f"of everything below CSN {csn}" if csn else f"as of about {created_slot.consistent}: {_INEXACT}"
         report(ProgressEvent("snapshot", f"initial copy {what}", facts={"epoch": state.epoch}))
         copied: tuple[CopiedTable, ...] = ()
         if project.pipeline.snapshot.copies:
-            copied = _copy(context, start, snapshot, tables, state)
+            copied = _copy(context, start, created_slot.snapshot or "", tables, state)
     return state, streams.finish_copy(control, state, copied, report)
 
 
 @contextmanager
 def _slot_and_snapshot(
     context: ReceiverContext, start: GaussDbStart
-) -> Iterator[tuple[slot.CreatedSlot, OrderDomain, GaussDbSnapshot]]:
-    """Create the slot, decide the stream's order, and take a snapshot after the slot was created."""
+) -> Iterator[tuple[slot.CreatedSlot, OrderDomain, Csn | None]]:
+    """Create the slot, decide the stream's order, and take a snapshot after the slot was created. Yields the slot with
+    that snapshot, the order, and the snapshot's CSN.
+    """
     project = context.project
     if exports_csn(start.session) or project.family.slot_order == "csn":
         created_slot = _make_slot(project, start)
         domain = decide(project, start.dial, start.session, context.stop, context.report)
         with export_snapshot(start.session) as exported_snapshot:
-            yield created_slot, domain, GaussDbSnapshot(exported_snapshot.name, exported_snapshot.csn)
+            yield replace(created_slot, snapshot=exported_snapshot.name), domain, exported_snapshot.csn
         return
     # without a CSN there is nothing to count from: the stream is ordered by LSN
     refuse_csn(project)
     replication = start.dial("slot", True)
     try:
-        created_slot, snapshot = create_slot_with_snapshot(replication, project.slot, project.family.slot.plugin)
-        yield created_slot, OrderDomain.LSN, snapshot
+        created_slot, csn = create_slot_with_snapshot(replication, project.slot, project.family.slot.plugin)
+        yield created_slot, OrderDomain.LSN, csn
     finally:
         replication.close()
 
@@ -160,15 +157,14 @@ def _begin_stream(
     # a CSN-ordered slot is acknowledged by CSN
     by_csn = project.family.slot_order == "csn"
     confirm = identity.start if by_csn else created_slot.consistent.value
-    return streams.begin_stream(
-        identity, confirm, context.bronze, context.control, dense=domain is OrderDomain.CSN and not by_csn
-    )
+    dense = domain is OrderDomain.CSN and not by_csn
+    return streams.begin_stream(identity, confirm, context.bronze, context.control, dense=dense)
 
 
 def _copy(
     context: ReceiverContext,
     start: GaussDbStart,
-    snapshot: GaussDbSnapshot,
+    snapshot: str,
     tables: dict[TableName, GaussDbTableMetadata],
     state: StreamCheckpoint,
 ) -> tuple[CopiedTable, ...]:
@@ -208,9 +204,8 @@ def _clear_the_way(context: ReceiverContext, start: GaussDbStart, state: StreamC
     again = streams.starts_over(state, control)
     if state is not None and not again:
         streams.check_unfinished(state)
-        context.report(
-            ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: starting a new stream")
-        )
+        text = f"the copy of epoch {state.epoch} was not finished: starting a new stream"
+        context.report(ProgressEvent("snapshot", text))
     if existing_slot is None:
         return
     after = _intention(project, start.facts).recorded_epoch(control)
@@ -232,9 +227,7 @@ def _clear_the_way(context: ReceiverContext, start: GaussDbStart, state: StreamC
 def open_family(
     context: ReceiverContext, patience: float, recopy: Recopy, *, first: bool, enforce_wal_budget: Callable[[], object]
 ) -> Iterator[OpenStream]:
-    """Connect, start or check the stream, start replication. `first`: copy added tables before anything is read, while
-    `enforce_wal_budget` is called; otherwise in parallel. Raises SourceError, LakeError, StateError, Stopped.
-    """
+    """`connectors.factory.opened_stream` for this kind of source."""
     project, control, report = context.project, context.control, context.report
     everywhere = target = server.target_of(project.family, project.root)
     with ExitStack() as opened:
@@ -330,11 +323,8 @@ def _standby(project: Project, everywhere: WireTarget, facts: server.GaussDbServ
     standby = server.identify(session)
     if standby.system != facts.system:
         session.close()
-        raise OtherSource(
-            f"the standby has the system identifier `{standby.system}`, the primary `{facts.system}`",
-            where=session.place,
-            hint="name only servers of one cluster in `source.hosts`",
-        )
+        text = f"the standby has the system identifier `{standby.system}`, the primary `{facts.system}`"
+        raise OtherSource(text, where=session.place, hint="name only servers of one cluster in `source.hosts`")
     return session
 
 
@@ -374,10 +364,8 @@ def check_resume(
         )
     slot_order = OrderDomain(source.slot_order)
     if identity.domain is OrderDomain.CSN and order_of(source, exports=True) is OrderDomain.LSN:
-        raise OtherSource(
-            f"the stream was started in order csn, but {source.decoding_mode} decoding with these options omits CSNs",
-            hint=f"restore `source.mode` and `source.decoding`; to use the new settings: {ANEW}",
-        )
+        text = f"the stream was started in order csn, but {source.decoding_mode} decoding with these options omits CSNs"
+        raise OtherSource(text, hint=f"restore `source.mode` and `source.decoding`; to use the new settings: {ANEW}")
     reader = bronze_reader(project)
     last = failover.last_timeline(control_tables(project), state)
     if facts.timeline and last is not None:
@@ -386,10 +374,9 @@ def check_resume(
         failover.check_log_reaches(facts.flushed, reader, state)
     if identity.domain is OrderDomain.CSN:
         failover.check_csns_reach(csn_now(session).value, reader, state)
-    with open_stream.bronze_may_go_on(project, state, None if existing_slot is None else existing_slot.confirmed):
-        return slot.check_slot(
-            existing_slot, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order
-        )
+    confirmed, plugin = None if existing_slot is None else existing_slot.confirmed, source.slot.plugin
+    with open_stream.bronze_may_go_on(project, state, confirmed):
+        return slot.check_slot(existing_slot, project.slot, plugin, facts.database, state.confirm, slot_order)
 
 
 def server_facts(session: WireSession, *, by_sql: bool) -> server.GaussDbServerFacts:

@@ -97,9 +97,8 @@ class GaussDbComparison:
         """One snapshot for everything read inside; locks out TRUNCATE and rewrites, which would invalidate it."""
         with export_snapshot(self.reading, [quote_table(table) for table in tables]) as exported_snapshot:
             csn = exported_snapshot.csn.value
-            yield CsnSnapshotPredicate(
-                csn, csn - 1 if self._domain is OrderDomain.CSN else current_lsn(self.reading).value
-            )
+            position = csn - 1 if self._domain is OrderDomain.CSN else current_lsn(self.reading).value
+            yield CsnSnapshotPredicate(csn, position)
 
     def relation_of(self, source_table: PublishedTable) -> Relation:
         """The layout of a captured table, as the stream would announce it."""
@@ -177,9 +176,8 @@ class GaussDbComparison:
         try:
             tables = decoding.tables_of(raw, layouts)
         except DecodeError as error:
-            error.where = (
-                error.where or f"the transaction at {format_stream_position(self.state.stream, raw.bounds.position)}"
-            )
+            position = format_stream_position(self.state.stream, raw.bounds.position)
+            error.where = error.where or f"the transaction at {position}"
             raise self._undecodable(error) from error
         return PendingTransaction(raw.bounds.position, raw.bounds.csn or 0, tables)
 
@@ -243,9 +241,8 @@ def copy_family(
         table_sizes = decoding.tables(session, carried_tables)
         with _take_free_snapshot(project, session, state, context.control, carried_tables) as snapshot:
             position = snapshot.csn.value - 1
-            context.report(
-                ProgressEvent("snapshot", f"copy of everything below CSN {snapshot.csn}", facts={"epoch": state.epoch})
-            )
+            text = f"copy of everything below CSN {snapshot.csn}"
+            context.report(ProgressEvent("snapshot", text, facts={"epoch": state.epoch}))
             layouts = RelationResolver(decoding.catalog(project, session, carried_tables).get)
             relations = [layouts.relation_of(table) for table in carried_tables]
             copies = [TableCopy(relation, (partial(GaussDbReader.read, relation=relation),)) for relation in relations]

@@ -6,9 +6,7 @@ closed once every CSN up to its own has arrived. Counting starts after `start`, 
 transactions at or below it that still arrive are repeated ones.
 
 A CSN that does not arrive in time is a lost transaction: the policy is to stop, or to record a gap and continue; if the
-transaction arrives later, it is an error and never counts as repeated. A gap is recorded before anything above it is
-landed. If the receiver died in between and the transactions arrived in time after all, bronze has them, and the gap
-does not count.
+transaction arrives later, it is an error and never counts as repeated (decision 0008).
 
 The order of a stream depends on whether it shows every CSN. Parallel decoding with empty transactions does in
 openGauss; serial decoding shows only those of its database, and GaussDB's kernels may omit numbers. With `order: auto`
@@ -26,7 +24,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import pyarrow as pa
@@ -50,9 +47,9 @@ from cdc_lake.model.position import Lsn, OrderDomain, Span
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.gaussdb.snapshot import csn_now
 from cdc_lake.source.gaussdb.wire.session import WireSession
+from cdc_lake.tables.control_files import ControlFiles, put_rows
 from cdc_lake.tables.control_schema import GapRow, utc_now
 from cdc_lake.tables.control_tables import ControlTables
-from cdc_lake.tables.files import write_rows
 
 STEP: Final = 1.0
 """Maximum seconds that count between two checks of the clock: a longer pause is ours (bronze was busy), and what was
@@ -264,11 +261,9 @@ def decide(
 def refuse_csn(project: Project) -> None:
     """Raise if the pipeline requires CSN order of a server that provides no CSN with a snapshot."""
     if project.family.order == "csn":
-        raise ServerSettings(
-            "the server has no function pg_export_snapshot_and_csn, so there is no CSN to start from",
-            where=project.family.place,
-            hint="set `source.order: auto` to order the stream by LSN",
-        )
+        text = "the server has no function pg_export_snapshot_and_csn, so there is no CSN to start from"
+        hint = "set `source.order: auto` to order the stream by LSN"
+        raise ServerSettings(text, where=project.family.place, hint=hint)
 
 
 def hole(csns: Iterable[int], base: int) -> int | None:
@@ -323,9 +318,14 @@ def recorded_gaps(control: ControlTables, bronze: BronzeReader, state: StreamChe
     return missing
 
 
-def keep_late(folder: Path, state: StreamCheckpoint, transaction: ReceivedTransaction, tabulate: Tabulate) -> Path:
-    """Write a late transaction durably next to the control tables, as bronze rows in Parquet; returns the file."""
+def keep_late(
+    files: ControlFiles, state: StreamCheckpoint, transaction: ReceivedTransaction, tabulate: Tabulate
+) -> str:
+    """Write a late transaction durably next to the control tables, as bronze rows in Parquet; returns where.
+
+    Raises ControlNotWritten, StoreUnavailable, StoreRefused.
+    """
     rows = BatchRows([transaction], tabulate, replace(state, head=GENESIS), time.time_ns() // 1000)
-    path = folder / "late" / f"{state.epoch}-{transaction.bounds.position}.parquet"
-    write_rows(pa.concat_tables(rows.map_tables(lambda table: [table])), path)
-    return path
+    name = f"{state.epoch}-{transaction.bounds.position}.parquet"
+    put_rows(files, name, pa.concat_tables(rows.map_tables(lambda table: [table])))
+    return f"{files.name}/{name}"

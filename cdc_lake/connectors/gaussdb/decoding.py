@@ -183,9 +183,8 @@ def limits(session: WireSession) -> GaussDbLimits:
     slots = query_single_row(session, "SELECT count(*) FROM pg_replication_slots", "counting the slots")[0]
     settings, senders = read_settings(session), None
     with suppress(QueryRefused, SourcePermission):  # restricted to administrators in some products
-        senders = int(
-            query_single_row(session, "SELECT count(*) FROM pg_stat_replication", "counting the WAL senders")[0] or 0
-        )
+        sql = "SELECT count(*) FROM pg_stat_replication"
+        senders = int(query_single_row(session, sql, "counting the WAL senders")[0] or 0)
     return GaussDbLimits(settings, int(slots or 0), senders)
 
 

@@ -109,9 +109,7 @@ class FailoverReplay:
 
     def _lost_from(self, lsn: int) -> None:
         """Raise: the WAL is one sequence, so from the first difference on the server lacks what is in bronze."""
-        self._raise_ahead(
-            sorted((c for c in self._held.values() if _lsn(c) >= lsn), key=lambda commit: commit.position)
-        )
+        self._raise_ahead([commit for _, commit in sorted(self._held.items()) if _lsn(commit) >= lsn])
 
     def _raise_ahead(self, lost: Sequence[CommitRow]) -> None:
         raise BronzeAhead(f"the server's WAL has another history: {lost_words(self._state, lost)}")
@@ -196,6 +194,7 @@ class FailoverFrames:
     def __init__(self, frames: FrameSource, rejoin: FailoverReplay) -> None:
         self._frames = frames
         self._rejoin = rejoin
+        self.confirm, self.tick, self.close = frames.confirm, frames.tick, frames.close
 
     @property
     def keepalive_end(self) -> int:
@@ -213,18 +212,6 @@ class FailoverFrames:
         if not frames and not self._rejoin.agreed and self._rejoin.has_resent_all(self._frames.keepalive_end):
             self._rejoin.finish()
         return frames
-
-    def confirm(self, position: int) -> None:
-        """Acknowledge that everything up to the slot position `position` is durable."""
-        self._frames.confirm(position)
-
-    def tick(self, *, ping: bool = False) -> None:
-        """Send the status if it is due, without reading; with `ping`, now, and ask for a keepalive."""
-        self._frames.tick(ping=ping)
-
-    def close(self) -> None:
-        """Close the connection; the slot stays."""
-        self._frames.close()
 
 
 def _newest(reader: BronzeReader, state: StreamCheckpoint) -> list[CommitRow]:

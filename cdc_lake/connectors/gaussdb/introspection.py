@@ -25,6 +25,7 @@ from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.streams import check_unfinished, is_complete, starts_over
 from cdc_lake.decode.gaussdb.relations import RelationResolver
 from cdc_lake.errors import NotForThisSource, SlotActive, SourceError
+from cdc_lake.model.diagnostic import size
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.base import Kind, StreamIdentity, domain_of, format_stream_position
@@ -127,13 +128,9 @@ class GaussDbIntrospection:
         domain, after = domain_of(state.stream), format_stream_position(state.stream, state.upto)
         lag = max(0, self.end(domain) - state.upto)
         by_csn = domain is OrderDomain.CSN
-        how_far = f"{lag:,} CSNs" if by_csn else base.size(lag)
-        current_slot = self.slot()
-        retained_text = (
-            f", {base.size(current_slot.retained)} of WAL retained"
-            if current_slot is not None and current_slot.retained is not None
-            else ""
-        )
+        how_far = f"{lag:,} CSNs" if by_csn else size(lag)
+        retained = None if (current_slot := self.slot()) is None else current_slot.retained
+        retained_text = "" if retained is None else f", {size(retained)} of WAL retained"
         return base.Action(
             base.ActionKind.RESUME,
             slot,
@@ -222,19 +219,14 @@ class GaussDbSlots:
             facts, end = slot.find_slot(session, name), server.current_lsn(session)
             if facts is None:
                 return None
-            by_log = facts.order is OrderDomain.LSN
-            return base.SlotFound(
-                _confirmed_text(facts), decoding.retained_wal_bytes(facts, end), end.value if by_log else None
-            )
+            log_end = end.value if facts.order is OrderDomain.LSN else None
+            return base.SlotFound(_confirmed_text(facts), decoding.retained_wal_bytes(facts, end), log_end)
 
     def inspect(self, name: str, state: Callable[[], StreamCheckpoint | None]) -> base.SlotDetails | None:
         """Everything about one slot; `state`: what bronze has, read after it, because receivers land first."""
         with decoding.session_of(self.project) as session:
-            facts, end, settings = (
-                slot.find_slot(session, name),
-                server.current_lsn(session),
-                server.read_settings(session),
-            )
+            facts, end = slot.find_slot(session, name), server.current_lsn(session)
+            settings = server.read_settings(session)
             if facts is None:
                 return None
             view = self._view(facts, decoding.retained_wal_bytes(facts, end), logged=settings.slots_logged)

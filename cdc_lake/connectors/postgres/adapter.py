@@ -33,7 +33,7 @@ from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.source.base import FrameSource, format_stream_position
 from cdc_lake.source.polling import PollingStream
 from cdc_lake.source.postgres import server, slot
-from cdc_lake.source.postgres.connection import Session, place_of
+from cdc_lake.source.postgres.connection import Session
 from cdc_lake.source.postgres.slot_peek import MissingPrepareProbe
 from cdc_lake.source.postgres.stream import PostgresSlotFunctions, PostgresStream
 from cdc_lake.source.socket_io import of_postgres
@@ -43,9 +43,7 @@ from cdc_lake.source.socket_io import of_postgres
 def open_postgres(
     context: ReceiverContext, patience: float, recopy: Recopy, *, first: bool, enforce_wal_budget: Callable[[], object]
 ) -> Iterator[OpenStream]:
-    """Connect, start or check the stream, start replication. `first`: copy added tables before anything is read, while
-    `enforce_wal_budget` is called; otherwise in parallel. Raises SourceError, LakeError, StateError, Stopped.
-    """
+    """`connectors.factory.opened_stream` for this kind of source."""
     project, control, report = context.project, context.control, context.report
     streams = project.postgres.streams
     with ExitStack() as opened:
@@ -53,9 +51,9 @@ def open_postgres(
         replication = dial("stream", replication=streams)
         source = dial.source
         facts = server.identify(replication, source)
-        server.check_server(facts, place_of(source))
+        server.check_server(facts, source.place)
         if source.slot.failover:
-            server.check_failover(facts, place_of(source), two_phase=source.decoding.two_phase)
+            server.check_failover(facts, source.place, two_phase=source.decoding.two_phase)
         session = dial("catalog")
         server.wait_for_locks(session)
         with server.holders_named(session, project.postgres.tables):
@@ -74,11 +72,8 @@ def open_postgres(
             timeline, held = check_resume(project, session, replication, facts, state, control)
             if held != state:
                 state = context.bronze.turn_back(held.upto)
-                report(
-                    ProgressEvent(
-                        "connect", f"the server's WAL has diverged after {Lsn(state.upto)}; resuming from that position"
-                    )
-                )
+                text = f"the server's WAL has diverged after {Lsn(state.upto)}; resuming from that position"
+                report(ProgressEvent("connect", text))
             note_timeline(timeline, control, state, report)
         _keep_on_standbys(project, session, replication)
         frames = retry_while_slot_active(
@@ -89,10 +84,8 @@ def open_postgres(
         table_copies = opened.enter_context(BackgroundCopies(project, state, came, recopy, report, lasting=not first))
         if first:
             copied_tables = table_copies.wait_for_copies((frames.tick, enforce_wal_budget), context.stop)
-            copied, target = (
-                copied + sum(table.rows for table in copied_tables),
-                max([target, *(table.position for table in copied_tables)]),
-            )
+            copied += sum(table.rows for table in copied_tables)
+            target = max([target, *(table.position for table in copied_tables)])
         limits, silence = project.pipeline.bronze.spool, project.postgres.silence_timeout / 1000
         hashing = opened.enter_context(HashingProcess())
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))

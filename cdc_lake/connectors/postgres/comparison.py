@@ -72,14 +72,12 @@ class PostgresComparison:
         with connect(project.postgres, project.root, application=_APPLICATION) as session:
             if wal_position(session).value < shown.position:
                 goal(session)  # decoding stops at the flush position: our own commit flushes everything before it
+            slot, upto, two_phase = project.slot, shown.position, project.postgres.decoding.two_phase
             try:
-                two_phase = project.postgres.decoding.two_phase
                 if by_publication(project):
-                    return peek_pending(
-                        session, project.slot, project.publication, after, shown.position, two_phase=two_phase
-                    )
+                    return peek_pending(session, slot, project.publication, after, upto, two_phase=two_phase)
                 takes_table = takes(self._reading, project.postgres.tables)
-                return unlanded_lines(session, project.slot, takes_table, after, shown.position, two_phase=two_phase)
+                return unlanded_lines(session, slot, takes_table, after, upto, two_phase=two_phase)
             except SlotActive:
                 return None
 

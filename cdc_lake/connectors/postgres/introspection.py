@@ -19,13 +19,13 @@ from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.snapshots import finished_tables
 from cdc_lake.control.streams import is_complete, starts_over
 from cdc_lake.errors import SourceError
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.diagnostic import pluralize, size
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.base import SlotCounters, StreamIdentity, format_stream_position
 from cdc_lake.source.postgres import publication, slot
 from cdc_lake.source.postgres.catalog import add_missing_values, check_identities
-from cdc_lake.source.postgres.connection import Session, place_of, translate_errors
+from cdc_lake.source.postgres.connection import Session, fetch
 from cdc_lake.source.postgres.server import check_server, identify, wal_position
 from cdc_lake.source.postgres.slot import SlotFacts, SlotStatistics, slot_extras
 from cdc_lake.tables.control_tables import control_tables
@@ -74,7 +74,7 @@ class PostgresIntrospection:
 
     def steps(self, state: Callable[[], StreamCheckpoint | None]) -> Iterator[base.Action]:
         """What `run` would do at the source; `state`: what bronze has, read after the slot."""
-        check_server(server_checks.limits(self._session, self._project.postgres), place_of(self._project.postgres))
+        check_server(server_checks.limits(self._session, self._project.postgres), self._project.postgres.place)
         names = self.tables()
         yield from self._publication(names, state())
         existing_slot = slot.find_slot(self._session, self._project.slot)
@@ -127,17 +127,14 @@ class PostgresIntrospection:
             check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
             checked = server_checks.check_own_slot(project, existing_slot, project.postgres.database, state.confirm)
             lag = max(0, wal_position(session).value - state.upto)
-            retained = f", {base.size(checked.retained)} of WAL retained" if checked.retained is not None else ""
+            retained = f", {size(checked.retained)} of WAL retained" if checked.retained is not None else ""
             after = format_stream_position(state.stream, state.upto)
-            text = f"resume slot `{project.slot}` after {after}: {base.size(lag)} behind{retained}"
+            text = f"resume slot `{project.slot}` after {after}: {size(lag)} behind{retained}"
             yield base.Action(base.ActionKind.RESUME, project.slot, text, changes=False, bytes=lag)
             if not is_complete(state, control):
-                copied_tables = {
-                    table.relation for table in finished_tables(control.snapshots(), state.stream, state.epoch)
-                }
-                yield from base.copies(
-                    project, server_checks.tables(session, [name for name in names if name not in copied_tables])
-                )
+                finished = finished_tables(control.snapshots(), state.stream, state.epoch)
+                left_tables = [name for name in names if name not in {table.relation for table in finished}]
+                yield from base.copies(project, server_checks.tables(session, left_tables))
             else:
                 yield from self._come_and_gone(state)
             return
@@ -196,12 +193,10 @@ def _threats(
     if facts.active_pid is None and held >= base.LEAST_LET_GO:
         yield base.held_already(held)
     if counters is not None and counters.spilled_transactions:
-        many, much = pluralize(counters.spilled_transactions, "transaction"), base.size(counters.spilled_bytes)
+        many, much = pluralize(counters.spilled_transactions, "transaction"), size(counters.spilled_bytes)
         text = f"{many} were spilled to the server's disk while being decoded, {much} in all, {counters.counted_since}"
-        yield base.SlotThreat(
-            text,
-            "raise logical_decoding_work_mem on the server; `source.decoding.streaming` sends them before they commit",
-        )
+        remedy = "raise logical_decoding_work_mem on the server"
+        yield base.SlotThreat(text, f"{remedy}; `source.decoding.streaming` sends them before they commit")
 
 
 def _reader(facts: slot.SlotFacts, more: SlotStatistics) -> str | None:
@@ -213,12 +208,9 @@ def _reader(facts: slot.SlotFacts, more: SlotStatistics) -> str | None:
 
 def _end(session: Session) -> Lsn:
     """The end of the WAL; on a standby, of what is replayed."""
-    with translate_errors("reading the WAL position"):
-        row = session.execute(
-            "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END::text"
-        ).fetchone()
-    assert row is not None
-    return Lsn.parse(str(row[0]))
+    sql = "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END::text"
+    [(end,)] = fetch(session, "reading the WAL position", sql)
+    return Lsn.parse(end)
 
 
 def _for_the_pipeline(
@@ -251,9 +243,8 @@ def _at_the_server(
             yield base.SlotThreat(text, f"its reader has to start again: cdc-lake slot drop {facts.name} --yes")
         return
     if facts.temporary:
-        yield base.SlotThreat(
-            "it is temporary and disappears with the connection that created it", "nothing needs to be dropped"
-        )
+        text = "it is temporary and disappears with the connection that created it"
+        yield base.SlotThreat(text, "nothing needs to be dropped")
         return
     if more.synced and more.in_recovery:
         text = "it is a standby's copy of the primary's slot and cannot be read here"
@@ -265,27 +256,21 @@ def _at_the_server(
             bound = "; a bound: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'"
             yield base.unbounded_threat(own=own, bound=bound)
         if more.idle_timeout is not None:
-            since = (
-                ""
-                if more.inactive_since is None
-                else f"; this one has been unused since {more.inactive_since:%Y-%m-%dT%H:%MZ}"
-            )
+            since = ""
+            if more.inactive_since is not None:
+                since = f"; this one has been unused since {more.inactive_since:%Y-%m-%dT%H:%MZ}"
             text = f"the server invalidates a slot that has no reader for {more.idle_timeout}{since}"
             yield base.SlotThreat(text, "start its reader, or raise idle_replication_slot_timeout on the server")
     if more.catalog_age is not None and 2 * more.catalog_age >= more.freeze_age:
-        text = (
-            "vacuum keeps everything that was deleted from catalogs in the last "
-            f"{pluralize(more.catalog_age, 'transaction')}"
-        )
-        yield base.SlotThreat(
-            text,
-            "let its reader catch up, or drop it; the server stops accepting writes before transaction ids run out",
-        )
+        many = pluralize(more.catalog_age, "transaction")
+        text = f"vacuum keeps everything that was deleted from catalogs in the last {many}"
+        remedy = "let its reader catch up, or drop it; the server stops accepting writes before transaction ids run out"
+        yield base.SlotThreat(text, remedy)
 
 
 def _retention_threats(facts: slot.SlotFacts, more: SlotStatistics) -> Iterator[base.SlotThreat]:
     """The WAL retained for it, compared with the server's limits."""
-    retained_text = base.size(facts.retained or 0)
+    retained_text = size(facts.retained or 0)
     if facts.wal_status == "unreserved":
         text = (
             f"it needs WAL beyond max_slot_wal_keep_size = {more.keep_size}: a checkpoint may remove that WAL at any "
@@ -293,19 +278,17 @@ def _retention_threats(facts: slot.SlotFacts, more: SlotStatistics) -> Iterator[
         )
         yield base.SlotThreat(text, "let its reader catch up at once, or raise max_slot_wal_keep_size on the server")
     elif facts.safe is not None and facts.safe <= (facts.retained or 0):
-        after = f"after {base.size(facts.safe)} more the server invalidates it"
+        after = f"after {size(facts.safe)} more the server invalidates it"
         text = f"{retained_text} of WAL are retained for it, and {after}"
         yield base.SlotThreat(text, "let its reader catch up, or raise max_slot_wal_keep_size on the server")
     elif facts.wal_status == "extended":
-        yield base.SlotThreat(
-            f"{retained_text} of WAL are retained for it, more than max_wal_size", "let its reader catch up"
-        )
+        text = f"{retained_text} of WAL are retained for it, more than max_wal_size"
+        yield base.SlotThreat(text, "let its reader catch up")
     before = facts.confirmed.value - facts.restart.value if facts.confirmed and facts.restart else 0
     if before >= base.LEAST_LET_GO and 2 * before >= (facts.retained or 0):
-        text = f"{base.size(before)} of it are from before its position: a transaction has been open for a long time"
-        yield base.SlotThreat(
-            text, "end the oldest open transactions: pg_stat_activity (xact_start), pg_prepared_xacts"
-        )
+        text = f"{size(before)} of it are from before its position: a transaction has been open for a long time"
+        remedy = "end the oldest open transactions: pg_stat_activity (xact_start), pg_prepared_xacts"
+        yield base.SlotThreat(text, remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.base import Kind, StreamIdentity
 from cdc_lake.source.postgres import server, slot
-from cdc_lake.source.postgres.connection import Session, connect, pin_host, translate_errors
-from cdc_lake.source.postgres.server import Product, ServerFacts
+from cdc_lake.source.postgres.connection import Session, connect, fetch, pin_host
+from cdc_lake.source.postgres.server import ServerFacts, ServerState
 from cdc_lake.source.postgres.slot import SlotFacts
 from cdc_lake.source.primary import Timeline
 from cdc_lake.source.socket_io import Opened, ignore_open
@@ -121,12 +121,9 @@ def left_by_a_start(
 
 
 @dataclass(frozen=True, slots=True)
-class ServerLimits:
+class ServerLimits(ServerState):
     """Settings that logical replication needs, and their usage."""
 
-    product: Product
-    wal_level: str
-    in_recovery: bool
     slots_max: int
     slots_used: int
     senders_max: int
@@ -164,75 +161,56 @@ def reading(project: Project) -> Iterator[Session]:
 
 def sent_position(session: Session, slot: str) -> Lsn | None:
     """The position up to which an active slot's receiver has read; None without a reader, or if it is not visible."""
-    with translate_errors("reading the state of the receiver"):
-        row = session.execute(
-            "SELECT r.write_lsn::text FROM pg_replication_slots AS s "
-            "JOIN pg_stat_replication AS r ON r.pid = s.active_pid WHERE s.slot_name = %s",
-            [slot],
-        ).fetchone()
-    return Lsn.parse(str(row[0])) if row is not None and row[0] is not None else None
+    sql = (
+        "SELECT r.write_lsn::text FROM pg_replication_slots AS s "
+        "JOIN pg_stat_replication AS r ON r.pid = s.active_pid WHERE s.slot_name = %s"
+    )
+    rows = fetch(session, "reading the state of the receiver", sql, slot)
+    return Lsn.parse(rows[0][0]) if rows and rows[0][0] is not None else None
 
 
 def limits(session: Session, source: PostgresSource) -> ServerLimits:
     """The server's settings for replication. Raises ServerSettings if it is another product than `source` says."""
-    with translate_errors("reading the server's settings"):
-        row = session.execute(
-            "SELECT current_setting('wal_level'), pg_is_in_recovery(), "
-            "current_setting('max_replication_slots')::int, (SELECT count(*) FROM pg_replication_slots), "
-            "current_setting('max_wal_senders')::int, (SELECT count(*) FROM pg_stat_replication), "
-            "current_setting('max_slot_wal_keep_size', true), current_setting('lc_messages'), version()"
-        ).fetchone()
-    assert row is not None
-    level, recovery, slots, slots_used, senders, senders_used, keep, messages, says = row
-    return ServerLimits(
-        server.product_of(source, str(says), session.info.server_version),
-        str(level),
-        bool(recovery),
-        int(str(slots)),
-        int(str(slots_used)),
-        int(str(senders)),
-        int(str(senders_used)),
-        str(keep),
-        str(messages),
+    [(*settings, says)] = fetch(
+        session,
+        "reading the server's settings",
+        "SELECT current_setting('wal_level'), pg_is_in_recovery(), "
+        "current_setting('max_replication_slots')::int, (SELECT count(*) FROM pg_replication_slots), "
+        "current_setting('max_wal_senders')::int, (SELECT count(*) FROM pg_stat_replication), "
+        "current_setting('max_slot_wal_keep_size', true), current_setting('lc_messages'), version()",
     )
+    return ServerLimits(server.product_of(source, says, session.info.server_version), *settings)
 
 
 def role(session: Session) -> RoleFacts:
     """The role of the session."""
-    with translate_errors("reading the role's privileges"):
-        row = session.execute(
-            "SELECT rolname::text, rolreplication, rolsuper, has_database_privilege(current_database(), 'CREATE') "
-            "FROM pg_roles WHERE rolname = current_user"
-        ).fetchone()
-    assert row is not None
-    return RoleFacts(str(row[0]), bool(row[1]), bool(row[2]), bool(row[3]))
+    sql = (
+        "SELECT rolname::text, rolreplication, rolsuper, has_database_privilege(current_database(), 'CREATE') "
+        "FROM pg_roles WHERE rolname = current_user"
+    )
+    [facts] = fetch(session, "reading the role's privileges", sql)
+    return RoleFacts(*facts)
 
 
 def tables(session: Session, names: Sequence[TableName]) -> list[TableFacts]:
     """Facts of these tables, in their order."""
-    facts_by_table: dict[TableName, TableFacts] = {}
+    facts = []
+    sql = (
+        "SELECT CASE WHEN c.reltuples >= 0 THEN c.reltuples::bigint END, pg_total_relation_size(c.oid), "
+        "has_table_privilege(c.oid, 'SELECT'), pg_has_role(c.relowner, 'USAGE') "
+        "FROM pg_class AS c WHERE c.oid = to_regclass(%s)"
+    )
     for name in names:
-        with translate_errors(f"looking up {name}"):
-            row = session.execute(
-                "SELECT c.reltuples::bigint, pg_total_relation_size(c.oid), has_table_privilege(c.oid, 'SELECT'), "
-                "pg_has_role(c.relowner, 'USAGE') FROM pg_class AS c WHERE c.oid = to_regclass(%s)",
-                [quote_table(name)],
-            ).fetchone()
-        if row is not None:
-            rows, size, readable, owned = row
-            estimate = int(str(rows))
-            facts_by_table[name] = TableFacts(
-                name, estimate if estimate >= 0 else None, int(str(size)), bool(readable), bool(owned)
-            )
-    return [facts_by_table[name] for name in names if name in facts_by_table]
+        for estimate, size, readable, owned in fetch(session, f"looking up {name}", sql, quote_table(name)):
+            facts.append(TableFacts(name, estimate, size, bool(readable), bool(owned)))
+    return facts
 
 
 def hiding(session: Session, names: Sequence[TableName]) -> list[TableName]:
     """Those of these tables whose row-level security policies apply to the role, in their order."""
-    with translate_errors("checking row security"):
-        rows = session.execute(
-            "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
-            "WHERE c.relrowsecurity AND row_security_active(c.oid)"
-        ).fetchall()
-    restricted_tables = {TableName(str(schema), str(name)) for schema, name in rows}
+    sql = (
+        "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+        "WHERE c.relrowsecurity AND row_security_active(c.oid)"
+    )
+    restricted_tables = {TableName(*row) for row in fetch(session, "checking row security", sql)}
     return [name for name in names if name in restricted_tables]

@@ -17,8 +17,8 @@ With two-phase decoding by test_decoding the permanent slot cannot be a copy of 
 
     intention recorded → permanent slot, with two-phase decoding → temporary slot → stream begun in bronze → …
 
-The stream begins at the temporary slot's position, and is read from the permanent one's, which is earlier: bronze drops
-what was committed between them; what was prepared there and is committed after it is stored.
+The stream begins at the temporary slot's position, and is read from the permanent one's, which is earlier (decision
+0051).
 
 Tables that were added to or removed from `source.tables` since the stream began:
 
@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
+from cdc_lake import errors
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
@@ -54,17 +55,6 @@ from cdc_lake.control import streams
 from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.snapshots import STARTED, CopiedTable, copy_name, courses, finished_tables, snapshot_id
 from cdc_lake.control.streams import PendingSlot
-from cdc_lake.errors import (
-    NoFreeSlot,
-    NoReplicaIdentity,
-    NoTableMatches,
-    PublicationUnfit,
-    ServerUnreachable,
-    SlotForeign,
-    SlotMissing,
-    SourceError,
-    TableLocked,
-)
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
@@ -161,10 +151,9 @@ def table_changes(project: Project, session: Session, state: StreamCheckpoint, c
     existing = decoding.in_database(project, session)
     try:
         chosen = decoding.chosen_tables(project, session)
-    except NoTableMatches:  # a table was dropped at the source: its rows are in bronze
-        other = frozenset(
-            table for table in other if str(table) in table_courses and not table_courses[str(table)].waits
-        )
+    except errors.NoTableMatches:  # a table was dropped at the source: its rows are in bronze
+        followed = {name for name, course in table_courses.items() if not course.waits}
+        other = frozenset(table for table in other if str(table) in followed)
         gone = table_sync.changes_of((), (), existing, table_courses, (), published=False, read=members)
         return TableChanges(waiting=tuple(sorted(other)), left=gone.left, moved=other, dropped=gone.dropped)
     new = {table for table in carried_names.intersection(chosen) if str(table) not in table_courses}
@@ -183,13 +172,9 @@ def check_filters(project: Project, session: Session, state: StreamCheckpoint | 
     """
     if not project.postgres.row_filters:
         return
-    takes, table_courses = (
-        chooses(project.postgres.tables),
-        {} if state is None else courses(control.snapshots(), state.stream),
-    )
-    row_filters = decoding.filters(
-        project, session, [table for table in decoding.in_database(project, session) if takes(table)], table_courses
-    )
+    table_courses = {} if state is None else courses(control.snapshots(), state.stream)
+    captured = list(filter(chooses(project.postgres.tables), decoding.in_database(project, session)))
+    row_filters = decoding.filters(project, session, captured, table_courses)
     if publication.publication_exists(session, project.publication):
         check_filtered(project.publication, decoding.carried_tables(project, session), row_filters)
 
@@ -211,11 +196,9 @@ def settle_tables(
         _alter_publication(project, session, "DROP", table, report)
     failpoint(PUBLICATION_ALTERED)
     for table in sorted(changes.moved):
-        what = (
-            f"publication `{project.publication}` was altered"
-            if decoding.by_publication(project)
-            else "it was renamed or recreated"
-        )
+        what = "it was renamed or recreated"
+        if decoding.by_publication(project):
+            what = f"publication `{project.publication}` was altered"
         report(_connect_event(f"{what}: table {table} is copied again"))
     for table in came if not may else ():
         statement = publication.altering(project.publication, "ADD", table, filters=decoding.declared_filters(project))
@@ -262,7 +245,7 @@ def check_maker(project: Project, session: Session) -> None:
     maker_slot = slot.find_slot(session, maker.slot)
     if maker_slot is None or maker_slot.database != project.postgres.database:
         return
-    raise PublicationUnfit(
+    raise errors.PublicationUnfit(
         f"publication `{name}` belongs to pipeline `{maker.pipeline}` with slot `{maker.slot}`, but this is pipeline "
         f"`{project.name}` with slot `{project.slot}`",
         hint="set `source.publication` to a new name, and the publication will be created; if you name this "
@@ -273,7 +256,7 @@ def check_maker(project: Project, session: Session) -> None:
 def _has_identity(session: Session, table: TableName, report: ProgressReporter) -> bool:
     try:
         check_identities(session, [table])
-    except NoReplicaIdentity as bare:
+    except errors.NoReplicaIdentity as bare:
         report(_connect_event(f"table {table} is not captured: {bare.message}"))
         return False
     return True
@@ -283,19 +266,17 @@ def _alter_publication(
     project: Project, session: Session, verb: str, table: TableName, report: ProgressReporter
 ) -> bool:
     """Alter the publication; False if the server refuses, which is reported with the statement."""
+    name, filters = project.publication, decoding.declared_filters(project)
     try:
-        publication.alter_publication(
-            session, project.publication, verb, table, filters=decoding.declared_filters(project)
-        )
-    except TableLocked:
+        publication.alter_publication(session, name, verb, table, filters=filters)
+    except errors.TableLocked:
         raise  # not a refusal
-    except SourceError as refused:
-        statement = publication.altering(project.publication, verb, table, filters=decoding.declared_filters(project))
-        facts = {"code": refused.code}
-        report(ProgressEvent("warning", f"{refused.message}; its owner can run: {statement}", facts=facts))
+    except errors.SourceError as refused:
+        text = f"{refused.message}; its owner can run: {publication.altering(name, verb, table, filters=filters)}"
+        report(ProgressEvent("warning", text, facts={"code": refused.code}))
         return False
     words = "now publishes" if verb == "ADD" else "no longer publishes"
-    report(_connect_event(f"publication `{project.publication}` {words} {table}"))
+    report(_connect_event(f"publication `{name}` {words} {table}"))
     return True
 
 
@@ -317,9 +298,8 @@ def begin(
     intention = intention_of(project, facts)
     before = _resumable_copy(context, session, facts, timeline, intention)
     ensure_publication(project, session, report)
-    carries = decoding.carried_tables(
-        project, session
-    )  # before the slot begins, so that later changes of the publication are noticed
+    # before the slot begins, so that later changes of the publication are noticed
+    carries = decoding.carried_tables(project, session)
     copied_tables: list[CopiedTable] = []
     two_phase_lsn = None
     if before is None and decoding.needs_two_phase(project):
@@ -365,10 +345,8 @@ def exported_point(
         if context.stop.wait(_LOOK):
             raise Stopped
 
-    tables, options = (
-        [table.table for table in decoding.carried_tables(project, session)],
-        decoding.plugin_options(project),
-    )
+    tables = [table.table for table in decoding.carried_tables(project, session)]
+    options = decoding.plugin_options(project)
     with (
         closing(dial("snapshot")) as reading,
         create_slot_with_snapshot(
@@ -382,8 +360,8 @@ def _keep(session: Session, exported_slot: slot.ExportedSlot, name: str) -> None
     try:
         with _slots_counted(session):
             slot.keep_slot(session, exported_slot, name)
-    except SlotMissing as gone:
-        raise ServerUnreachable("the connection that held the slot was lost") from gone
+    except errors.SlotMissing as gone:
+        raise errors.ServerUnreachable("the connection that held the slot was lost") from gone
     failpoint(SLOT_KEPT)
 
 
@@ -392,14 +370,14 @@ def _slots_counted(session: Session) -> Iterator[None]:
     """Add the number of slots to NoFreeSlot: a start needs a temporary one besides the permanent one."""
     try:
         yield
-    except NoFreeSlot as none:
+    except errors.NoFreeSlot as none:
         used, most = slot.slots_in_use(session)
         words = f"{used} of {most} replication slots are in use, and a start needs two temporarily"
         hint = (
             f"raise max_replication_slots to {used + 2} or more and restart the server; `cdc-lake slot list` lists "
             "the slots"
         )
-        raise NoFreeSlot(words, hint=hint) from none
+        raise errors.NoFreeSlot(words, hint=hint) from none
 
 
 def ensure_publication(project: Project, session: Session, report: ProgressReporter) -> None:
@@ -409,19 +387,15 @@ def ensure_publication(project: Project, session: Session, report: ProgressRepor
     if not decoding.by_publication(project):
         return
     check_maker(project, session)
-    name, filtered, conditions = (
-        project.publication,
-        decoding.filters(project, session, chosen),
-        decoding.declared_filters(project),
-    )
+    name, conditions = project.publication, decoding.declared_filters(project)
+    filtered = decoding.filters(project, session, chosen)
     if publication.publication_exists(session, name):
         published_tables = publication.load_published_tables(session, name)
         publication.check_published(name, (p.table for p in published_tables), chosen, conditions)
         check_filtered(name, published_tables, filtered)
         return
-    publication.create_publication(
-        session, name, chosen, conditions, publication.PublicationOwner(project.name, project.slot)
-    )
+    owner = publication.PublicationOwner(project.name, project.slot)
+    publication.create_publication(session, name, chosen, conditions, owner)
     report(ProgressEvent("connect", f"publication `{name}` created for {pluralize(len(chosen), 'table')}"))
 
 
@@ -443,9 +417,9 @@ def _resumable_copy(
         slot.drop_slot(session, project.slot)
     elif existing_slot is not None:
         if (before.system, before.database, before.slot) != (facts.system, facts.database, project.slot):
-            raise SlotForeign(f"slot `{project.slot}` exists, but bronze was fed from another source")
+            raise errors.SlotForeign(f"slot `{project.slot}` exists, but bronze was fed from another source")
         if existing_slot.confirmed != Lsn(state.confirm) or existing_slot.plugin != project.postgres.slot.plugin:
-            raise SlotForeign(
+            raise errors.SlotForeign(
                 f"slot `{project.slot}` is not the one created for {state.stream}: it was read by another "
                 "program or recreated"
             )
@@ -453,9 +427,8 @@ def _resumable_copy(
         if fits and last_timeline(control, state) == timeline and _same_configuration(state, control):
             return state
         slot.drop_slot(session, project.slot)
-    context.report(
-        ProgressEvent("snapshot", f"the copy of epoch {state.epoch} was not finished: starting a new stream")
-    )
+    text = f"the copy of epoch {state.epoch} was not finished: starting a new stream"
+    context.report(ProgressEvent("snapshot", text))
     return None
 
 
@@ -476,8 +449,7 @@ def copy_postgres(
         check_same(project, replication, identify(replication, dial.source), state, context.control)
         session = dial("copy")
         with exported_point(context, session, replication, dial) as exported_slot:
-            context.report(
-                ProgressEvent("snapshot", f"copy as of {exported_slot.consistent}", facts={"epoch": state.epoch})
-            )
+            text = f"copy as of {exported_slot.consistent}"
+            context.report(ProgressEvent("snapshot", text, facts={"epoch": state.epoch}))
             name, chosen = copy_name(state, exported_slot.consistent.value), frozenset(tables)
             return name, copy_some(context, session, dial, exported_slot, chosen.__contains__, name)

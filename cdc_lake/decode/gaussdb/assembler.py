@@ -80,9 +80,8 @@ class CommitPositionPolicy:
     def _confirm(self, csn: int | None, commit_lsn: int, offset: int) -> int:
         if self.confirms_csn:
             if csn is None:
-                raise NoOrderNumber(
-                    "a transaction without a CSN from a slot that is acknowledged by CSN", offset=offset
-                )
+                text = "a transaction without a CSN from a slot that is acknowledged by CSN"
+                raise NoOrderNumber(text, offset=offset)
             return csn
         if self.style is Style.SERIAL:
             return commit_lsn
@@ -315,7 +314,9 @@ class GaussDbAssembler:
             if not self._verified:
                 verify(payload, self._style, batch=self._batch)
                 self._verified = True
-            if self._style is Style.BINARY:
+            if (beat := heartbeat.bare(payload)) is not None:
+                self._beat(beat)
+            elif self._style is Style.BINARY:
                 self._feed_binary(payload, header_lsn, transactions)
             else:
                 self._feed_text(payload, header_lsn, transactions)
@@ -328,9 +329,6 @@ class GaussDbAssembler:
     # ── style b ──
 
     def _feed_binary(self, payload: bytes, header_lsn: int, transactions: list[Whole]) -> None:
-        if (beat := heartbeat.bare(payload)) is not None:
-            self._beat(beat)
-            return
         offset, size = 0, len(payload)
         runs = long_runs(payload)
         while True:
@@ -396,9 +394,6 @@ class GaussDbAssembler:
     # ── text styles ──
 
     def _feed_text(self, payload: bytes, header_lsn: int, transactions: list[Whole]) -> None:
-        if (beat := heartbeat.bare(payload)) is not None:
-            self._beat(beat)
-            return
         for part in framing.parts_of_batch(payload) if self._batch else [(header_lsn, payload)]:
             if isinstance(part, RecordRun):
                 if self._begin is None:

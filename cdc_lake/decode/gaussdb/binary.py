@@ -213,9 +213,8 @@ def _row(body: _Body, operation: Operation, lsn: int | None) -> Row:
         elif letter == 0x4F and old is None:
             old = _tuple(body)
         else:
-            raise UnexpectedRecord(
-                f"{format_letter(letter)} in a row: expected `N` or `O`, each once at most", offset=offset
-            )
+            text = f"{format_letter(letter)} in a row: expected `N` or `O`, each once at most"
+            raise UnexpectedRecord(text, offset=offset)
     return Row(operation=operation, table=TableName(schema, name), new=new, old=old, lsn=lsn)
 
 

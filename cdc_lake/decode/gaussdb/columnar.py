@@ -107,9 +107,8 @@ def _tuple_lists(chunk: FrameBuffer, parts: list[_Tuples], count: int) -> pa.Arr
 def _texts(chunk: FrameBuffer, parts: list[_Tuples], lengths: Any) -> pa.Array:
     """The values of all tuples in row order; rows have `lengths` values."""
     complete = all(len(part.places) == part.width for part in parts)
-    slots = _in_order(
-        [(part.rows, part.values.slots.view(np.int64)[:, :, 0]) for part in parts], lengths, complete=complete
-    )
+    own_slots = [(part.rows, part.values.slots.view(np.int64)[:, :, 0]) for part in parts]
+    slots = _in_order(own_slots, lengths, complete=complete)
     if complete and all(part.values.null is None for part in parts):
         return string_array(chunk, slots, None)
     sizes = _in_order([(part.rows, _spread(part, _sizes(part.values), -1)) for part in parts], lengths, complete=True)
@@ -206,14 +205,12 @@ def _tails(chunk: FrameBuffer, group: RowGroup, plan: RowMapping, prefix: bytes,
     constants = np.array([padding, padding + 1, padding + 1, padding + 1 + len(head)], np.int32)
     offsets = np.concatenate([(slots[0] if len(slots) == 1 else np.concatenate(slots, axis=1)).ravel(), constants])
     take, each = _order(group, plan, pieces, old_first=old_first)
-    every = pa.BinaryArray.from_buffers(
-        pa.binary(), 2 * pieces + 3, [None, pa.py_buffer(offsets), pa.py_buffer(chunk.bytes)]
-    )
     if is_large(len(chunk.bytes), len(take)):
         which = np.asarray(take)
         ends, data = gather_bytes(chunk, offsets[which], offsets[which + 1])
     else:
-        _, ends, data = every.take(take).buffers()
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(chunk.bytes)]
+        _, ends, data = pa.BinaryArray.from_buffers(pa.binary(), 2 * pieces + 3, buffers).take(take).buffers()
     borders = np.ascontiguousarray(np.frombuffer(ends, np.int32, len(group.rows) * each + 1)[::each])
     return Canonical(prefix, borders, b"" if data is None else memoryview(data)[: int(borders[-1])])
 
@@ -291,17 +288,12 @@ def tabulate(
             return _tabulate(batch, sizes, layouts, hashing)
         except FallBackToRowDecoder:
             layouts.restore(before)
-        if 0 < sum(apart := [_truncates(raw) for raw in batch]) < len(batch):
-            runs = [
-                [raw for raw, _ in pairs] for _, pairs in groupby(zip(batch, apart, strict=True), lambda pair: pair[1])
-            ]
-            return concat_changes([(tabulate(run, layouts, hashing), len(run)) for run in runs], pa.concat_arrays)
-        if layouts.codec.policy is Policy.HEX and len(batch) > 1:  # a few odd values must not slow down the batch
-            half = len(batch) // 2
-            parts = ((batch[:half], half), (batch[half:], len(batch) - half))
-            return concat_changes(
-                [(tabulate(part, layouts, hashing), count) for part, count in parts], pa.concat_arrays
-            )
+        parts: list[Sequence[RecordTransaction]] = [list(run) for _, run in groupby(batch, _truncates)]
+        half = len(batch) // 2
+        if len(parts) == 1 and half and layouts.codec.policy is Policy.HEX:
+            parts = [batch[:half], batch[half:]]  # a few odd values must not slow down the batch
+        if len(parts) > 1:
+            return concat_changes([(tabulate(part, layouts, hashing), len(part)) for part in parts], pa.concat_arrays)
     return tabulate_plain(batch, layouts)
 
 

@@ -13,9 +13,10 @@ recordings.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from cdc_lake.decode.encoding import Codec
 from cdc_lake.decode.gaussdb import text as identifiers
@@ -57,6 +58,9 @@ _DECODER: Final = json.JSONDecoder(strict=False, object_pairs_hook=_object)
 """A control character in a string is accepted; a duplicate key is an error, because it is ambiguous."""
 
 
+T = TypeVar("T")
+
+
 class _Head(NamedTuple):
     table: TableName
     operation: Operation
@@ -69,7 +73,7 @@ def json_row(statement: bytes, codec: Codec, offset: int = 0) -> RowCells:
     values = statement.find(_VALUES)
     if values < 0 or not statement.startswith(START):
         return _any_row(statement, codec, offset)
-    head = _head(statement[:values], codec, offset)
+    head = _with_location(_read_head, statement[:values], codec, offset)
     if statement.endswith(_NO_OLD):
         begin = values + len(_VALUES)
         new = _cells(head.names, head.types, statement[begin : -len(_NO_OLD)], codec, offset + begin)
@@ -78,7 +82,7 @@ def json_row(statement: bytes, codec: Codec, offset: int = 0) -> RowCells:
     old_values = statement.find(_OLD_VALUES, old)
     if old < 0 or old_values < 0 or not statement.endswith(_END):
         return _any_row(statement, codec, offset)
-    names, types = _old_head(statement[old + len(_OLD) : old_values], codec, offset + old)
+    names, types = _with_location(_read_old_head, statement[old + len(_OLD) : old_values], codec, offset + old)
     begin, old_begin = values + len(_VALUES), old_values + len(_OLD_VALUES)
     return RowCells(
         head.operation,
@@ -112,29 +116,23 @@ def shape_of(statement: bytes, codec: Codec) -> tuple[RowCells, JsonRowTemplate 
     return row, JsonRowTemplate(statement[:values], statement[old:old_values], _END, new_count, old_count)
 
 
-def _head(statement: bytes, codec: Codec, offset: int) -> _Head:
-    """The part before the values of the new row."""
+def _with_location(read: Callable[..., T], data: bytes, codec: Codec, offset: int) -> T:
+    """The result of a cached reader; an error names the location, which is no part of the cache's key."""
     try:
-        return _read_head(statement, codec)
+        return read(data, codec)
     except DecodeError:
-        return _read_head(statement, codec, offset)  # raises the error with its location
+        return read(data, codec, offset)
 
 
 @lru_cache(maxsize=2048)
 def _read_head(statement: bytes, codec: Codec, offset: int = 0) -> _Head:
+    """The part before the values of the new row."""
     return _head_of(_parse_keyed_object(_KEYS[:4], statement + b"]}", offset), codec, offset)
-
-
-def _old_head(arrays: bytes, codec: Codec, offset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names and types of an old row."""
-    try:
-        return _read_old_head(arrays, codec)
-    except DecodeError:
-        return _read_old_head(arrays, codec, offset)
 
 
 @lru_cache(maxsize=2048)
 def _read_old_head(arrays: bytes, codec: Codec, offset: int = 0) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names and types of an old row."""
     names, _, types = arrays.partition(b'],"old_keys_type":[')
     members = _parse_keyed_object(("names", "types"), b'{"names":[' + names + b'],"types":[' + types + b"]}", offset)
     return _names(members["names"], codec, offset), _types(members["types"], codec, offset)

@@ -169,9 +169,8 @@ def relation_of(
 def _may_be_null(sent_names: Collection[str], facts: GaussDbTableMetadata, numbers: Mapping[str, int]) -> bool:
     """Whether an old row has a column that no key has: then it was a whole row, whatever is logged now."""
     nullable = {c.number for c in facts.columns if not c.filled}
-    return facts.storage is not Storage.USTORE and any(
-        numbers[column_name] in nullable for column_name in sent_names if column_name in numbers
-    )
+    sent_numbers = {numbers[column_name] for column_name in sent_names if column_name in numbers}
+    return facts.storage is not Storage.USTORE and not nullable.isdisjoint(sent_numbers)
 
 
 def _key_before(latest: Relation | None, numbers: Mapping[str, int]) -> set[str]:

@@ -172,9 +172,8 @@ def _equal(chunk: FrameBuffer, offsets: Any, wanted: bytes) -> Any:
         return (chunk.window[offsets].astype(np.uint64) >> shift) == np.uint64(int.from_bytes(wanted, "big"))
     count = -(-size // _WORD)
     words = chunk.words(count)[offsets].view("<u8").reshape(len(offsets), count)
-    same = (words[:, -1] & np.uint64((1 << 8 * (size - _WORD * (count - 1))) - 1)) == np.frombuffer(
-        wanted.ljust(count * _WORD, b"\0"), "<u8"
-    )[-1]
+    last = np.frombuffer(wanted.ljust(count * _WORD, b"\0"), "<u8")[-1]
+    same = (words[:, -1] & np.uint64((1 << 8 * (size - _WORD * (count - 1))) - 1)) == last
     for nth, word in enumerate(np.frombuffer(wanted, "<u8", count - 1)):
         same &= words[:, nth] == word
     return same

@@ -204,10 +204,8 @@ def _read_labels(begin: Begin, statement: bytes, position: int, offset: int) -> 
     time = labels.get("commit_time")
     if time is not None and re.fullmatch(TIME, time) is None:
         raise MalformedMessage("a BEGIN whose time cannot be read", offset=offset)
-    return Begin(
-        lsn=begin.lsn,
-        csn=begin.csn,
-        first_lsn=begin.first_lsn,
+    return replace(
+        begin,
         xid=_label_number(labels, "xid", begin.xid, offset),
         time=begin.time if time is None else time,
         origin_id=_label_number(labels, "origin_id", begin.origin_id, offset),

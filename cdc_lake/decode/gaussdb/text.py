@@ -152,9 +152,8 @@ class TableHeads:
         table = tables[head]
         if table is None:
             hint = "use `decode-style` b or j, which separate schema and table"
-            raise MalformedMessage(
-                "the rows of two known tables begin identically: a schema or table name contains a space", hint=hint
-            )
+            text = "the rows of two known tables begin identically: a schema or table name contains a space"
+            raise MalformedMessage(text, hint=hint)
         return table
 
 

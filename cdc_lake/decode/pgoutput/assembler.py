@@ -14,29 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from cdc_lake.decode.pgoutput.messages import (
-    Begin,
-    Commit,
-    LogicalMessage,
-    OriginMessage,
-    RelationMessage,
-    TruncateMessage,
-    TypeMessage,
-)
-from cdc_lake.decode.pgoutput.parser import (
-    LETTERS,
-    PREPARED_LETTERS,
-    ROW_CHANGES,
-    TRUNCATE_HEAD,
-    StreamAbort,
-    StreamCommit,
-    StreamStart,
-    StreamStop,
-    bounds_of,
-    parse,
-    stream_message,
-    without_xid,
-)
+from cdc_lake.decode.pgoutput import messages, parser
 from cdc_lake.decode.pgoutput.relations import Catalog, DdlMessages, Landed, RelationCache, TableFacts, no_layout
 from cdc_lake.decode.pgoutput.spooled import (
     InProgressTransactions,
@@ -103,7 +81,7 @@ class StreamedTransactions:
         """Whether a message is for `feed`: it opens, closes or ends a transaction here, or is inside one."""
         if payload[:1] == b"":
             return self.in_transaction
-        if payload[0] in LETTERS or self.block is not None:
+        if payload[0] in parser.LETTERS or self.block is not None:
             return True
         return self._two_phase is not None and self._two_phase.takes(payload)
 
@@ -119,15 +97,15 @@ class StreamedTransactions:
         """Take one message; returns what it completes. Raises DecodeError, LakeError, and errors of the catalog."""
         if self.block is None and self._two_phase is not None and self._two_phase.takes(payload):
             return self._two_phase.feed(payload, lsn, self._open)
-        match stream_message(payload):
-            case StreamStart() as start:
+        match parser.stream_message(payload):
+            case parser.StreamStart() as start:
                 self._start(start)
-            case StreamStop():
+            case parser.StreamStop():
                 self._require_block("the end of a streamed block")
                 self.block = None
-            case StreamCommit() as commit:
+            case parser.StreamCommit() as commit:
                 return (self._commit(commit),)
-            case StreamAbort(xid=xid, subxid=subxid):
+            case parser.StreamAbort(xid=xid, subxid=subxid):
                 self._require_no_block("an abort")
                 transaction = self._open.get(xid)
                 if transaction is not None and subxid != xid:
@@ -139,7 +117,7 @@ class StreamedTransactions:
                 self._take(self._require_block("a change"), payload, lsn)
         return ()
 
-    def _start(self, start: StreamStart) -> None:
+    def _start(self, start: parser.StreamStart) -> None:
         if self.block is not None:
             raise OutOfSequence("a streamed block inside another one", offset=0)
         if start.first == (start.xid in self._open):
@@ -167,29 +145,27 @@ class StreamedTransactions:
             self._under_way.take_origin(transaction, payload)
             return
         check_inside(letter, "a streamed block")
-        bare = without_xid(payload)
+        bare = parser.without_xid(payload)
         transaction.enter(payload[1:5])
         self._under_way.take(transaction, bare, lsn, left_out=4)
 
     # ── the end ──
 
-    def _commit(self, commit: StreamCommit) -> BufferedTransaction | SpooledTransaction:
+    def _commit(self, commit: parser.StreamCommit) -> BufferedTransaction | SpooledTransaction:
         self._require_no_block("a COMMIT")
         if (transaction := self._open.get(commit.xid)) is None:
-            raise OutOfSequence(
-                f"a COMMIT of the streamed transaction {commit.xid}, of which nothing was received", offset=1
-            )
-        bounds = bounds_of(commit, commit.xid, transaction.origin)
-        committed = self._under_way.commit_transaction(
-            transaction, bounds, self._under_way.announced.put, self._frames.part
-        )
+            text = f"a COMMIT of the streamed transaction {commit.xid}, of which nothing was received"
+            raise OutOfSequence(text, offset=1)
+        bounds = parser.bounds_of(commit, commit.xid, transaction.origin)
+        put = self._under_way.announced.put
+        committed = self._under_way.commit_transaction(transaction, bounds, put, self._frames.part)
         del self._open[commit.xid]
         return committed
 
 
 __all__ = ["Assembler", "Catalog", "TableFacts"]
 
-_BORDERS: Final = frozenset(bytes([letter]) for letter in frozenset(b"BC") | LETTERS | PREPARED_LETTERS)
+_BORDERS: Final = frozenset(bytes([letter]) for letter in frozenset(b"BC") | parser.LETTERS | parser.PREPARED_LETTERS)
 """Letters of messages that begin or end transactions and their blocks."""
 
 
@@ -197,7 +173,7 @@ _BORDERS: Final = frozenset(bytes([letter]) for letter in frozenset(b"BC") | LET
 class _Open:
     """The transaction without its COMMIT so far."""
 
-    begin: Begin
+    begin: messages.Begin
     origin: str | None = None
     truncated: dict[int, tuple[Relation, ...]] = field(default_factory=dict)
     growing: SpillingTransaction | None = None  # its frames once it outgrew memory
@@ -293,7 +269,7 @@ class Assembler:
         Raises DecodeError, whose `where` names the position; LakeError if a store is full.
         """
         relation = self._relations.get(payload[1:5])  # a key has four bytes, so after a hit payload[0] exists
-        if relation is not None and payload[0] in ROW_CHANGES and self._open is not None:
+        if relation is not None and payload[0] in parser.ROW_CHANGES and self._open is not None:
             self._frames.append(payload)
             self._lsns.append(lsn)
             self._layouts.append(relation)
@@ -302,7 +278,7 @@ class Assembler:
                 self._outgrown(self._open)
             return ()
         block = self._streams.block
-        if block is not None and payload[5:9] in block.announced and payload[0] in ROW_CHANGES:
+        if block is not None and payload[5:9] in block.announced and payload[0] in parser.ROW_CHANGES:
             block.enter(payload[1:5])
             block.frames.append(payload[:1] + payload[5:], lsn)
             return ()
@@ -320,35 +296,35 @@ class Assembler:
 
     def _feed(self, payload: bytes, lsn: int) -> tuple[BufferedTransaction | SpooledTransaction, ...]:
         """Process everything but a change of a known relation in an open transaction."""
-        match parse(payload):
-            case Begin() as begin:
+        match parser.parse(payload):
+            case messages.Begin() as begin:
                 if self._open is not None:
                     raise OutOfSequence("a BEGIN inside a transaction", offset=0)
                 self._open = _Open(begin)
-            case Commit() as commit:
+            case messages.Commit() as commit:
                 return (self._commit(commit),)
-            case OriginMessage(name=name):
+            case messages.OriginMessage(name=name):
                 self._transaction("an origin").origin = name
-            case RelationMessage() as announced:
+            case messages.RelationMessage() as announced:
                 self._announce(announced, payload, lsn)
-            case TypeMessage() as named:
+            case messages.TypeMessage() as named:
                 self._announced.type(named)
-            case LogicalMessage(transactional=False) as message:
+            case messages.LogicalMessage(transactional=False) as message:
                 return self._feed_nontransactional(payload, message)
-            case LogicalMessage(prefix=prefix, content=content):
+            case messages.LogicalMessage(prefix=prefix, content=content):
                 self._transaction("a message")
                 if prefix == DDL_MESSAGES:
                     self._announced.take_told(content)
                 if prefix != OWN_MESSAGES:
                     self._keep(payload, lsn, None)
-            case TruncateMessage(oids=oids):
+            case messages.TruncateMessage(oids=oids):
                 self._truncate(payload, lsn, oids)
             case change:
                 self._transaction("a change")
                 raise UnknownRelation(f"a change of table OID {change.oid}, which was not announced", offset=1)
         return ()
 
-    def _announce(self, message: RelationMessage, payload: bytes, lsn: int) -> None:
+    def _announce(self, message: messages.RelationMessage, payload: bytes, lsn: int) -> None:
         inside = self._open
         xid = None if inside is None else inside.begin.xid
         place = None if inside is None else (inside.begin.final_lsn, self._count(inside))
@@ -357,7 +333,9 @@ class Assembler:
         for deferred in self._announced.late(payload[1:5]):
             self.feed(*deferred)
 
-    def _feed_nontransactional(self, payload: bytes, message: LogicalMessage) -> tuple[BufferedTransaction, ...]:
+    def _feed_nontransactional(
+        self, payload: bytes, message: messages.LogicalMessage
+    ) -> tuple[BufferedTransaction, ...]:
         if not self._messages or message.prefix == OWN_MESSAGES:
             self._outside_messages += 1
             return ()
@@ -369,8 +347,8 @@ class Assembler:
     def _caught_up(self, payload: bytes) -> bool:
         """Whether tables of a change were announced in an earlier prepared transaction, and are looked up now."""
         letter = payload[:1]
-        places: Iterable[int] = range(TRUNCATE_HEAD, len(payload), 4) if letter == b"T" else ()
-        if letter and letter[0] in ROW_CHANGES:
+        places: Iterable[int] = range(parser.TRUNCATE_HEAD, len(payload), 4) if letter == b"T" else ()
+        if letter and letter[0] in parser.ROW_CHANGES:
             places = (1,)
         late = [message for offset in places for message in self._announced.late(payload[offset : offset + 4])]
         for message in late:
@@ -412,13 +390,13 @@ class Assembler:
         open_.growing.extend(self._frames, self._lsns, self._layouts, open_.truncated)
         self._start()
 
-    def _commit(self, commit: Commit) -> BufferedTransaction | SpooledTransaction:
+    def _commit(self, commit: messages.Commit) -> BufferedTransaction | SpooledTransaction:
         open_ = self._transaction("a COMMIT")
         begin = open_.begin
         if begin.final_lsn != commit.commit_lsn:
             announced, came = Lsn(begin.final_lsn), Lsn(commit.commit_lsn)
             raise MalformedMessage(f"a COMMIT at {came} for a BEGIN that announced {announced}", offset=2)
-        bounds = bounds_of(commit, begin.xid, open_.origin)
+        bounds = parser.bounds_of(commit, begin.xid, open_.origin)
         if (growing := open_.growing) is not None:
             self._outgrown(open_)
             growing.frames.seal()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
 from itertools import groupby
 from math import prod
 from typing import Final
@@ -62,9 +61,7 @@ def span(element: Text) -> Text:
     """A range of values."""
 
     def read_bound(reader: Reader) -> str:
-        value = _part(reader, element)
-        if value is None:
-            raise MalformedMessage("a binary range with a bound that is NULL")
+        value = _sent_part(reader, element, "range with a bound")
         if value and not _IN_BOUND.search(value):
             return value
         return '"' + value.replace("\\", "\\\\").replace('"', '""') + '"'
@@ -90,18 +87,18 @@ def spans(element: Text) -> Text:
 
     def read(data: bytes) -> str:
         reader = Reader(data)
-        ranges = list(_ranges(reader, reader.u32()))
+        ranges = [_sent_part(reader, range_text, "multirange with a range") for _ in range(reader.u32())]
         reader.finish()
         return "{" + ",".join(ranges) + "}"
 
-    def _ranges(reader: Reader, count: int) -> Iterator[str]:
-        for _ in range(count):
-            value = _part(reader, range_text)
-            if value is None:
-                raise MalformedMessage("a binary multirange with a range that is NULL")
-            yield value
-
     return read
+
+
+def _sent_part(reader: Reader, text: Text, what: str) -> str:
+    """A value after its length, which must not be NULL."""
+    if (value := _part(reader, text)) is None:
+        raise MalformedMessage(f"a binary {what} that is NULL")
+    return value
 
 
 def _part(reader: Reader, text: Text) -> str | None:

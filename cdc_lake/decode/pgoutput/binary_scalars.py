@@ -154,9 +154,8 @@ def versioned_text(data: bytes) -> str:
 def letter(data: bytes) -> str:
     """The type `"char"`: one byte; zero is printed as nothing, and from version 16 on non-ASCII in octal digits."""
     if len(data) != 1 or data[0] >= 0x80:
-        raise MalformedMessage(
-            'a binary "char" that is not one byte of ASCII: server versions print others differently'
-        )
+        text = 'a binary "char" that is not one byte of ASCII: server versions print others differently'
+        raise MalformedMessage(text)
     return "" if data == b"\0" else chr(data[0])
 
 

@@ -73,7 +73,7 @@ def columns_of(decoded: Sequence[tuple[int, int, Change]]) -> ChangeColumns:
     numbering = Numbering()
     return ChangeColumns(
         transaction=np.array([nth for nth, _, _ in decoded], np.int32),
-        op=np.array([ord(op_of(change)) for change in all_changes], np.uint8),
+        op=np.array([ord(_OPS[type(change)]) for change in all_changes], np.uint8),
         relation=np.array(
             [-1 if isinstance(c, Message) else numbering.number(c.relation) for c in all_changes], np.int32
         ),
@@ -86,11 +86,6 @@ def columns_of(decoded: Sequence[tuple[int, int, Change]]) -> ChangeColumns:
         digests=[digest_of(canonical_of(change)) for change in all_changes],
         relations=numbering.relations,
     )
-
-
-def op_of(change: Change) -> str:
-    """The letter of a change in bronze."""
-    return _OPS[type(change)]
 
 
 def info_of(change: Change) -> str | None:
@@ -157,9 +152,8 @@ def tabulate(
             require(in_hex is None or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
             return columns
         if in_hex is not None and len(batch) > 1:  # a few odd values must not slow down the whole batch
-            half = len(batch) // 2
-            parts = ((batch[:half], half), (batch[half:], len(batch) - half))
-            return concat_changes([(tabulate(part, in_hex, hashing), count) for part, count in parts], pa.concat_arrays)
+            parts = batch[: len(batch) // 2], batch[len(batch) // 2 :]
+            return concat_changes([(tabulate(part, in_hex, hashing), len(part)) for part in parts], pa.concat_arrays)
     return tabulate_plain(batch, in_hex)
 
 

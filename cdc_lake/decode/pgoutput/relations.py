@@ -74,9 +74,8 @@ class DdlMessages:
         try:
             altered = _parse_message(content)
         except (ValueError, TypeError, KeyError, RecursionError) as wrong:
-            self._say(
-                f"a message about altered tables does not have the form of version {VERSION}: {type(wrong).__name__}"
-            )
+            text = f"a message about altered tables does not have the form of version {VERSION}: {type(wrong).__name__}"
+            self._say(text)
             return
         for oid, columns in altered.items():
             self._states.setdefault(oid, deque(maxlen=_KEPT)).append(columns)
@@ -91,9 +90,8 @@ class DdlMessages:
             if _may_have_been(columns, {state.name for state in message.columns}, now):
                 return columns
         if states:
-            self._say(
-                f"a message about {message.table} contradicts the catalog, which has other columns; it is ignored"
-            )
+            text = f"a message about {message.table} contradicts the catalog, which has other columns; it is ignored"
+            self._say(text)
         landed = self._landed.get(message.oid) if by_layout else None
         return landed if landed is not None and _announces(message, landed) and _are_unchanged(landed, now) else None
 
@@ -135,9 +133,8 @@ def _columns(listed: object) -> Columns:
     for entry in listed:
         if not isinstance(entry["name"], str) or not isinstance(entry["filled"], bool):
             raise TypeError("a name must be a text, and `filled` true or false")
-        columns[entry["name"]] = DdlColumn(
-            _number(entry["number"]), _number(entry["type"]), _number(entry["modifier"]), entry["filled"]
-        )
+        number, type_oid, modifier = (_number(entry[name]) for name in ("number", "type", "modifier"))
+        columns[entry["name"]] = DdlColumn(number, type_oid, modifier, entry["filled"])
     if len(columns) != len(listed) or len({c.number for c in columns.values()}) != len(listed):
         raise ValueError("a name or a number occurs twice")
     return columns
@@ -263,9 +260,8 @@ class RelationCache:
 
     def type(self, message: TypeMessage) -> None:
         """Record the name of a type."""
-        self._types[message.oid] = (
-            message.name if message.schema == "pg_catalog" else f"{message.schema}.{message.name}"
-        )
+        schema, name = message.schema, message.name
+        self._types[message.oid] = name if schema == "pg_catalog" else f"{schema}.{name}"
 
     def relation(
         self,

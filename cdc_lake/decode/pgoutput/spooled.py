@@ -22,13 +22,7 @@ from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias
 
 import numpy as np
 
-from cdc_lake.decode.pgoutput.messages import (
-    LogicalMessage,
-    OriginMessage,
-    RelationMessage,
-    TruncateMessage,
-    TypeMessage,
-)
+from cdc_lake.decode.pgoutput import messages
 from cdc_lake.decode.pgoutput.parser import ROW_CHANGES, TRUNCATE_HEAD, WITH_XID, Prepared, parse
 from cdc_lake.decode.pgoutput.relations import RelationCache
 from cdc_lake.decode.transaction import BufferedTransaction, FrameStore
@@ -178,7 +172,7 @@ def _truncated_tables(
     """The tables of a truncate; None if they are not all known and the transaction is stored as bytes."""
     try:
         message = parse(frame)
-        assert isinstance(message, TruncateMessage)
+        assert isinstance(message, messages.TruncateMessage)
         tables = []
         for nth, oid in enumerate(message.oids):
             if (relation := force.get(oid.to_bytes(4, "big"))) is None:
@@ -449,22 +443,22 @@ class InProgressTransactions:
     def take_origin(self, transaction: StreamedTransaction, payload: bytes) -> None:
         """Record its origin. Raises DecodeError."""
         origin = parse(payload)
-        assert isinstance(origin, OriginMessage)
+        assert isinstance(origin, messages.OriginMessage)
         transaction.origin = origin.name
 
     def _take_other(self, transaction: StreamedTransaction, bare: bytes, lsn: int, left_out: int) -> None:
         try:
             match parse(bare):
-                case TypeMessage() as named:
+                case messages.TypeMessage() as named:
                     self.announced.type(named)
                     return
-                case LogicalMessage(transactional=transactional, prefix=prefix, content=content):
+                case messages.LogicalMessage(transactional=transactional, prefix=prefix, content=content):
                     if not transactional or prefix == OWN_MESSAGES:
                         self.outside_messages += not transactional
                         return
                     if prefix == DDL_MESSAGES:
                         transaction.ddl_messages.append((len(transaction.frames), content))
-                case TruncateMessage(oids=oids):
+                case messages.TruncateMessage(oids=oids):
                     for index, oid in enumerate(oids):
                         if oid.to_bytes(4, "big") not in transaction.announced:
                             raise _unknown("truncate", oid, TRUNCATE_HEAD + left_out + 4 * index)
@@ -499,7 +493,7 @@ class InProgressTransactions:
         """The layout that a relation message announces; with `keeps`, or its error."""
         try:
             message = parse(payload)
-            assert isinstance(message, RelationMessage)
+            assert isinstance(message, messages.RelationMessage)
             return self.announced.resolve_relation(message, xid, place, position)
         except DecodeError as error:
             error.where = error.where or f"the message at {Lsn(lsn)}"

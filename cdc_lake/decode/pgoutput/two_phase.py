@@ -18,23 +18,12 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias, assert_never
 
 import numpy as np
 
-from cdc_lake.decode.pgoutput.parser import (
-    PREPARED_LETTERS,
-    ROW_CHANGES,
-    TRUNCATE_HEAD,
-    BeginPrepare,
-    CommitPrepared,
-    Prepare,
-    Prepared,
-    RollbackPrepared,
-    bounds_of,
-    prepared_message,
-)
+from cdc_lake.decode.pgoutput import parser
 from cdc_lake.decode.pgoutput.spooled import (
     Announcement,
     InProgressTransactions,
@@ -69,7 +58,7 @@ class TwoPhaseAssembler:
         self._frames = frames
         self._prepared_storage = prepared_storage
         self._landed = landed
-        self._prepared: Prepared | None = None
+        self._prepared: parser.Prepared | None = None
         self.open: StreamedTransaction | None = None
 
     def forget(self) -> None:
@@ -80,35 +69,35 @@ class TwoPhaseAssembler:
 
     def takes(self, payload: bytes) -> bool:
         """Whether a non-empty message outside of blocks is for `feed`."""
-        return self.open is not None or payload[0] in PREPARED_LETTERS
+        return self.open is not None or payload[0] in parser.PREPARED_LETTERS
 
     def feed(self, payload: bytes, lsn: int, streamed: dict[int, StreamedTransaction]) -> Done:
         """Take one message; returns what it completes. A streamed transaction that is prepared is removed from
         `streamed`. Raises DecodeError, LakeError, and errors of the catalog.
         """
-        match prepared_message(payload):
+        match parser.prepared_message(payload):
             case None:
                 self._take(payload, lsn)
-            case BeginPrepare(prepared=prepared):
+            case parser.BeginPrepare(prepared=prepared):
                 self._require_none_open("a Begin Prepare")
                 self._prepared, self.open = prepared, StreamedTransaction(prepared.xid, self._frames())
-            case Prepare(prepared=prepared, streamed=True):
+            case parser.Prepare(prepared=prepared, streamed=True):
                 self._require_none_open("a Stream Prepare")
                 if (transaction := streamed.pop(prepared.xid, None)) is None:
                     text = f"a PREPARE of the streamed transaction {prepared.xid}, of which nothing was received"
                     raise OutOfSequence(text, offset=1)
                 self._park(prepared, transaction)
-            case Prepare(prepared=prepared):
+            case parser.Prepare(prepared=prepared):
                 transaction, self.open = self.open, None
                 if transaction is None:  # PostgreSQL 18 sends no beginning of one that only locked rows
                     transaction = StreamedTransaction(prepared.xid, self._frames())
                 elif prepared != self._prepared:
                     raise MalformedMessage("a PREPARE of another transaction than the announced one", offset=2)
                 self._park(prepared, transaction)
-            case CommitPrepared() as commit:
+            case parser.CommitPrepared() as commit:
                 self._require_none_open("a COMMIT PREPARED")
                 return self._commit_prepared(commit)
-            case RollbackPrepared() as rollback:
+            case parser.RollbackPrepared() as rollback:
                 self._require_none_open("a ROLLBACK PREPARED")
                 self._prepared_storage.rolled_back(rollback.xid, rollback.gid, rollback.end_lsn)
             case _ as never:
@@ -128,14 +117,14 @@ class TwoPhaseAssembler:
             self._under_way.take_origin(transaction, payload)
             return
         check_inside(letter, "a transaction that is prepared")
-        if letter[0] in ROW_CHANGES:
+        if letter[0] in parser.ROW_CHANGES:
             oid = payload[1:5]
             self._introduce(transaction, oid)
             if oid in transaction.announced:
                 transaction.frames.append(payload, lsn)
                 return
         elif letter == b"T":
-            for offset in range(TRUNCATE_HEAD, len(payload), 4):
+            for offset in range(parser.TRUNCATE_HEAD, len(payload), 4):
                 self._introduce(transaction, payload[offset : offset + 4])
         self._under_way.take(transaction, payload, lsn)
         if letter == b"R":
@@ -149,13 +138,13 @@ class TwoPhaseAssembler:
             if (came := self._announced.came.get(table_oid)) is not None:
                 transaction.announce(*came, arrival=0)
 
-    def _park(self, prepared: Prepared, transaction: StreamedTransaction) -> None:
+    def _park(self, prepared: parser.Prepared, transaction: StreamedTransaction) -> None:
         self._prepared_storage.park(prepared, transaction.to_prepared())
         transaction.frames.close()
 
     # ── its end ──
 
-    def _commit_prepared(self, commit: CommitPrepared) -> Done:
+    def _commit_prepared(self, commit: parser.CommitPrepared) -> Done:
         content = self._prepared_storage.commit_prepared(commit.xid, commit.gid, commit.end_lsn)
         if content is None:
             if commit.end_lsn <= self._landed:
@@ -165,7 +154,7 @@ class TwoPhaseAssembler:
                 raise PreparedUnknown(f"{which}, whose PREPARE was neither received nor stored", offset=0)
             # up to version 17 a server sends no PREPARE if it only locked rows
             content = PreparedContent(self._frames(), ())
-        bounds = bounds_of(commit, commit.xid, content.origin)
+        bounds = parser.bounds_of(commit, commit.xid, content.origin)
         transaction = StreamedTransaction.from_prepared(commit.xid, content)
         # for others its layouts apply from the PREPARE on
         return (self._under_way.commit_transaction(transaction, bounds, lambda *_: None, self._frames.part),)
@@ -180,7 +169,7 @@ Read: TypeAlias = Callable[[int, int], bytes]
 """That many bytes from an offset on, fewer at the end. Raises LakeError."""
 
 
-def encode_prepared(prepared: Prepared, content: PreparedContent) -> Iterator[bytes]:
+def encode_prepared(prepared: parser.Prepared, content: PreparedContent) -> Iterator[bytes]:
     """The bytes in blocks, none larger than a part of the frames."""
     fault = content.fault
     header = {
@@ -207,7 +196,7 @@ def encode_prepared(prepared: Prepared, content: PreparedContent) -> Iterator[by
         yield body
 
 
-def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedContent]:
+def read_back(read: Read, part: int, where: str) -> tuple[parser.Prepared, PreparedContent]:
     """Parse the transaction that `read` returns; `part`: see `FrameStoreFactory`. Raises PreparedDamaged."""
     head = read(0, len(MAGIC) + _HEADER.size)
     if len(head) < len(MAGIC) + _HEADER.size or not head.startswith(MAGIC):
@@ -217,10 +206,8 @@ def read_back(read: Read, part: int, where: str) -> tuple[Prepared, PreparedCont
     if not text or len(text) != size or zlib.crc32(text) != crc:
         raise PreparedDamaged("the head of a prepared transaction's file is damaged", where=where)
     header: dict[str, Any] = json.loads(text)
-    prepared = Prepared(header["xid"], header["gid"], header["lsn"], header["end_lsn"], header["at"])
-    announcements = [
-        Announcement(frame_index, base64.b64decode(data), lsn) for frame_index, lsn, data in header["announcements"]
-    ]
+    prepared = parser.Prepared(header["xid"], header["gid"], header["lsn"], header["end_lsn"], header["at"])
+    announcements = [Announcement(index, base64.b64decode(data), lsn) for index, lsn, data in header["announcements"]]
     frames = PreparedFrames(read, len(head) + size, (header["frames"], header["bytes"]), part, where)
     ddl_messages = [base64.b64decode(data) for data in header["told"]]
     # files of versions that stored only messages lack the last two
@@ -244,17 +231,11 @@ class PreparedFrames:
     def __len__(self) -> int:
         return self._count
 
-    def append(self, payload: bytes, lsn: int) -> None:
+    def append(self, *_: object) -> None:
         """Not supported: a prepared transaction is complete."""
         raise NotImplementedError
 
-    def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
-        """Not supported: a prepared transaction is complete."""
-        raise NotImplementedError
-
-    def truncate(self, count: int) -> None:
-        """Not supported: a prepared transaction is complete."""
-        raise NotImplementedError
+    extend = truncate = append
 
     def seal(self) -> None:
         """Does nothing: it is sealed."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from cdc_lake import errors
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.fields import parse_release
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import PostgresSource, protocol_of
 from cdc_lake.connectors.base import TableFacts
+from cdc_lake.connectors.postgres import server_checks
 from cdc_lake.connectors.postgres.decoding import (
     by_publication,
     captured_tables,
@@ -22,66 +24,32 @@ from cdc_lake.connectors.postgres.decoding import (
     declared_filters,
     stream_options,
 )
-from cdc_lake.connectors.postgres.server_checks import (
-    RoleFacts,
-    ServerLimits,
-    check_own_slot,
-    check_same,
-    hiding,
-    left_by_a_start,
-    limits,
-    reading,
-    role,
-    session_of,
-    tables,
-)
 from cdc_lake.connectors.postgres.snapshot import alterable, check_filters, check_maker, table_changes
 from cdc_lake.connectors.table_sync import TableChanges
 from cdc_lake.control.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.control.streams import is_complete, starts_over
-from cdc_lake.errors import (
-    CdcLakeError,
-    NoPrimary,
-    NoReplicaIdentity,
-    NoTableMatches,
-    RowsHidden,
-    ServerSettings,
-    SourceError,
-    SourcePermission,
-)
 from cdc_lake.model.diagnostic import pluralize
 from cdc_lake.model.relation import TableName
 from cdc_lake.ops.findings import (
     CheckLine,
     budget_lines,
+    count_rows,
     failure_line,
     list_names,
     room,
     table_change_lines,
     unchecked_text,
 )
-from cdc_lake.source.postgres import publication, slot
+from cdc_lake.source.postgres import publication, server, slot
 from cdc_lake.source.postgres.catalog import tells, whole_identity, without_identity
 from cdc_lake.source.postgres.connection import Session, connect, translate_errors
 from cdc_lake.source.postgres.plugins import PGOUTPUT
-from cdc_lake.source.postgres.server import (
-    FAILOVER_SLOTS,
-    OLDEST,
-    Product,
-    catalog_holders,
-    check_failover,
-    decodes,
-    holders_named,
-    identify,
-    names_standby,
-    setting,
-)
 from cdc_lake.source.postgres.slot import SlotFacts
 from cdc_lake.source.sql_text import identifier, quote_table
 from cdc_lake.tables.control_tables import control_tables
 
 
-def failover_lines(project: Project, session: Session, limits: ServerLimits) -> Iterator[CheckLine]:
+def failover_lines(project: Project, session: Session, limits: server_checks.ServerLimits) -> Iterator[CheckLine]:
     """Whether bronze is in the server's history, and whether a promoted standby would have the slot."""
     yield from _history(project)
     if limits.in_recovery:
@@ -89,11 +57,11 @@ def failover_lines(project: Project, session: Session, limits: ServerLimits) -> 
     wanted, place = project.postgres.slot.failover, project.postgres.place
     if wanted:
         try:
-            check_failover(limits, place, two_phase=project.postgres.decoding.two_phase)
-        except ServerSettings as error:
+            server.check_failover(limits, place, two_phase=project.postgres.decoding.two_phase)
+        except errors.ServerSettings as error:
             yield failure_line("failover", error)
             return
-    if limits.product.major >= FAILOVER_SLOTS and (standbys := _standbys(session)):
+    if limits.product.major >= server.FAILOVER_SLOTS and (standbys := _standbys(session)):
         yield _failover_line(standbys, _waited_for(session), wanted=wanted)
 
 
@@ -102,9 +70,11 @@ def _history(project: Project) -> Iterator[CheckLine]:
     if not is_complete(state, control):
         return
     try:
-        with session_of(project, replication=project.postgres.streams) as replication:
-            timeline, _ = check_same(project, replication, identify(replication, project.postgres), state, control)
-    except CdcLakeError as error:
+        with server_checks.session_of(project, replication=project.postgres.streams) as replication:
+            timeline, _ = server_checks.check_same(
+                project, replication, server.identify(replication, project.postgres), state, control
+            )
+    except errors.CdcLakeError as error:
         yield failure_line("history", error)
     else:
         text = f"everything that bronze contains is in the server's WAL (timeline {timeline.number})"
@@ -121,9 +91,8 @@ def _failover_line(standbys: list[str], waited: str, *, wanted: bool) -> CheckLi
         text = f"the stream does not wait for {many}: bronze may contain changes that a promoted standby never received"
         fix = f"ALTER SYSTEM SET synchronized_standby_slots = '{', '.join(standbys)}';  those that may be promoted"
         return CheckLine(ok=None, subject="failover", text=text, fix=fix)
-    return CheckLine(
-        ok=True, subject="failover", text=f"the slot is synchronized to standbys; the stream waits for {waited}"
-    )
+    text = f"the slot is synchronized to standbys; the stream waits for {waited}"
+    return CheckLine(ok=True, subject="failover", text=text)
 
 
 def _standbys(session: Session) -> list[str]:
@@ -141,59 +110,52 @@ def _waited_for(session: Session) -> str:
     return "" if row is None or row[0] is None else str(row[0])
 
 
-def slot_lines(project: Project, session: Session, slot_facts: SlotFacts | None) -> Iterator[CheckLine]:
+def slot_line(  # noqa: PLR0911  # one return a state
+    project: Project, session: Session, slot_facts: SlotFacts | None
+) -> CheckLine:
     """Whether the slot can be created, or resumed. Raises SourceError."""
-    state = bronze_reader(project).state()
-    control, place = control_tables(project), bronze_reader(project).place
+    state, control = bronze_reader(project).state(), control_tables(project)
     try:
         check_own_bronze(project, state, control)
-    except CdcLakeError as error:
-        yield failure_line("slot", error)
-        return
+    except errors.CdcLakeError as error:
+        return failure_line("slot", error)
     again = starts_over(state, control)
     if slot_facts is None and again:
-        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: created by the next run, with a new stream")
-        return
+        return CheckLine(ok=True, subject="slot", text=f"{project.slot}: created by the next run, with a new stream")
     if slot_facts is None and state is None:
-        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: created by the first run")
-        return
-    if slot_facts is not None and left_by_a_start(project, session, slot_facts, state):
+        return CheckLine(ok=True, subject="slot", text=f"{project.slot}: created by the first run")
+    if slot_facts is not None and server_checks.left_by_a_start(project, session, slot_facts, state):
         text = f"{project.slot} remains from an interrupted start: the next run recreates it"
-        yield CheckLine(ok=True, subject="slot", text=text)
-        return
+        return CheckLine(ok=True, subject="slot", text=text)
     if slot_facts is not None and (state is None or again):
-        yield failure_line("slot", unclaimed_slot(project, place, state))
-        return
+        return failure_line("slot", unclaimed_slot(project, bronze_reader(project).place, state))
     assert state is not None
     try:
-        facts = check_own_slot(project, slot_facts, project.postgres.database, state.confirm)
-    except CdcLakeError as error:
-        yield failure_line("slot", error)
-        return
+        facts = server_checks.check_own_slot(project, slot_facts, project.postgres.database, state.confirm)
+    except errors.CdcLakeError as error:
+        return failure_line("slot", error)
     if facts.active_pid is not None:
         text = f"{project.slot} is read by server process {facts.active_pid}"
         fix = "a second run would wait for it: stop the other receiver first"
-        yield CheckLine(ok=None, subject="slot", text=text, fix=fix, code="SRC213")
-    else:
-        yield CheckLine(ok=True, subject="slot", text=f"{project.slot} is free, confirmed up to {facts.confirmed}")
+        return CheckLine(ok=None, subject="slot", text=text, fix=fix, code="SRC213")
+    return CheckLine(ok=True, subject="slot", text=f"{project.slot} is free, confirmed up to {facts.confirmed}")
 
 
-def qhb_lines(source: PostgresSource, server: Product) -> Iterator[CheckLine]:
+def qhb_lines(source: PostgresSource, product: server.Product) -> Iterator[CheckLine]:
     """Differences from PostgreSQL, if the pipeline states QHB."""
     if source.type != "qhb":
         return
-    if server.name == "QHB":
-        newest = protocol_of(parse_release(server.release))
-        text = f"read as PostgreSQL {server.major}: pgoutput's protocol up to version {newest}, no slots on standbys"
+    if product.name == "QHB":
+        newest = protocol_of(parse_release(product.release))
+        text = f"read as PostgreSQL {product.major}: pgoutput's protocol up to version {newest}, no slots on standbys"
         yield CheckLine(ok=True, subject="release", text=text)
-    if not server.names_qhb:
-        text = f"version() does not name QHB: {server.says}"
+    if not product.names_qhb:
+        text = f"version() does not name QHB: {product.says}"
         fix = "check that this is the intended server; for PostgreSQL: `source.type: postgres`"
         yield CheckLine(ok=None, subject="release", text=text, fix=fix)
     text = "cdc_lake has never been run against a QHB: only its manual indicates that this works"
-    yield CheckLine(
-        ok=None, subject="proof", text=text, fix="cdc-lake compare  after the first run: it verifies the rows"
-    )
+    fix = "cdc-lake compare  after the first run: it verifies the rows"
+    yield CheckLine(ok=None, subject="proof", text=text, fix=fix)
 
 
 def row_filter_lines(project: Project, session: Session) -> Iterator[CheckLine]:
@@ -202,7 +164,7 @@ def row_filter_lines(project: Project, session: Session) -> Iterator[CheckLine]:
         return
     try:
         check_filters(project, session, bronze_reader(project).state(), control_tables(project))
-    except SourceError as error:
+    except errors.SourceError as error:
         yield failure_line("row filters", error)
         return
     text = f"only rows that satisfy a condition are captured of {list_names(sorted(declared_filters(project)))}"
@@ -212,17 +174,17 @@ def row_filter_lines(project: Project, session: Session) -> Iterator[CheckLine]:
 def findings(project: Project) -> Iterator[CheckLine]:
     """One line per finding. Raises SourceError if the server is unreachable."""
     where = project.postgres
-    with reading(project) as session:
-        facts = limits(session, where)
+    with server_checks.reading(project) as session:
+        facts = server_checks.limits(session, where)
         yield CheckLine(ok=True, subject="server", text=f"{facts.product} at {where.place}, as {where.user}")
         yield from qhb_lines(where, facts.product)
         yield from _server(project, session, facts)
         yield from language_lines(facts.messages)
         yield from unchecked_text(project, session.info.parameter_status("server_encoding") or "")
-        rights = role(session)
+        rights = server_checks.role(session)
         yield from _role(project, rights)
         slot_facts = slot.find_slot(session, project.slot)
-        yield from slot_lines(project, session, slot_facts)
+        yield slot_line(project, session, slot_facts)
         if slot_facts is not None:
             yield from budget_lines(project, slot_facts.retained, slot_facts.safe)
         yield from failover_lines(project, session, facts)
@@ -231,47 +193,43 @@ def findings(project: Project) -> Iterator[CheckLine]:
         yield from _prepares(project, session)
 
 
-def _options(project: Project, session: Session, server: Product) -> Iterator[CheckLine]:
+def _options(project: Project, session: Session, product: server.Product) -> Iterator[CheckLine]:
     """The options of pgoutput besides the publication."""
     try:
-        stream_options(project, server)
+        stream_options(project, product)
         check_binary(project, session)
-    except NoTableMatches:
+    except errors.NoTableMatches:
         return  # reported before
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         yield failure_line("decoding", error)
         return
     if project.postgres.slot.plugin == PGOUTPUT and project.postgres.decoding.messages:
-        text = (
-            "altered tables are reported in the stream"
-            if (has_trigger := tells(session))
-            else "no event trigger reports altered tables"
-        )
-        fix = (
-            "" if has_trigger else "cdc-lake check --ddl  prints the SQL of one; without it the current catalog is read"
-        )
-        yield CheckLine(ok=True if has_trigger else None, subject="DDL", text=text, fix=fix)
+        if tells(session):
+            yield CheckLine(ok=True, subject="DDL", text="altered tables are reported in the stream")
+            return
+        fix = "cdc-lake check --ddl  prints the SQL of one; without it the current catalog is read"
+        yield CheckLine(ok=None, subject="DDL", text="no event trigger reports altered tables", fix=fix)
 
 
 def _prepares(project: Project, session: Session) -> Iterator[CheckLine]:
     """Whether the server supports `two_phase`."""
     if not project.postgres.decoding.two_phase:
         return
-    if setting(session, "max_prepared_transactions") == "0":
+    if server.setting(session, "max_prepared_transactions") == "0":
         text = "`two_phase` is configured, but the server does not allow prepared transactions"
         fix = "remove `two_phase` from `source.decoding`, or set max_prepared_transactions on the server"
         yield CheckLine(ok=None, subject="two_phase", text=text, fix=fix)
 
 
-def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator[CheckLine]:
-    if (product := facts.product).major < OLDEST:
+def _server(project: Project, session: Session, facts: server_checks.ServerLimits) -> Iterator[CheckLine]:
+    if (product := facts.product).major < server.OLDEST:
         oldest = f"{product.name} {product.oldest}"
         fix = f"upgrade the server to {oldest} or later"
         yield CheckLine(ok=False, subject="version", text=f"older than {oldest}", fix=fix, code="SRC208")
     if facts.in_recovery:
         fix = "set `source.host` to the primary, or name several `source.hosts`"
-        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
-    logical = decodes(facts)
+        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=errors.NoPrimary.code)
+    logical = server.decodes(facts)
     fix = "ALTER SYSTEM SET wal_level = logical;  then restart the server"
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level, fix="" if logical else fix, code="SRC208")
     have = slot.find_slot(session, project.slot) is not None
@@ -287,7 +245,7 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
     else:
         yield CheckLine(ok=True, subject="WAL retained for slots", text=f"at most {facts.keep_size}")
     yield from _synchronous(project, session)
-    for holder in catalog_holders(session):
+    for holder in server.catalog_holders(session):
         text = f"{holder}, exclusively: decoding may wait for it, and a COMMIT that waits for the receiver never ends"
         yield CheckLine(ok=None, subject="catalog locks", text=text, fix=holder.remedy)
 
@@ -295,7 +253,7 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
 def _synchronous(project: Project, session: Session) -> Iterator[CheckLine]:
     """Whether commits at the source wait for this receiver."""
     name = f"cdc_lake {project.name} stream"
-    if not names_standby(setting(session, "synchronous_standby_names"), name):
+    if not server.names_standby(server.setting(session, "synchronous_standby_names"), name):
         return
     subject, fix = "synchronous_standby_names", ""
     if not project.postgres.streams:
@@ -319,7 +277,7 @@ def language_lines(messages: str) -> Iterator[CheckLine]:
     yield CheckLine(ok=None, subject="lc_messages", text=text, fix=fix)
 
 
-def _role(project: Project, rights: RoleFacts) -> Iterator[CheckLine]:
+def _role(project: Project, rights: server_checks.RoleFacts) -> Iterator[CheckLine]:
     may = rights.replication or rights.superuser
     fix = f"ALTER ROLE {identifier(rights.name)} REPLICATION;"
     text = "may replicate" if may else "lacks the REPLICATION attribute"
@@ -327,30 +285,30 @@ def _role(project: Project, rights: RoleFacts) -> Iterator[CheckLine]:
     if may and project.postgres.streams:
         try:
             connect(project.postgres, project.root, replication=True).close()
-        except CdcLakeError as error:
+        except errors.CdcLakeError as error:
             yield failure_line("replication", error)
         else:
             yield CheckLine(ok=True, subject="replication", text="a replication connection is accepted")
 
 
-def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[CheckLine]:
+def _tables(project: Project, session: Session, rights: server_checks.RoleFacts) -> Iterator[CheckLine]:
     try:
-        with holders_named(session, project.postgres.tables):
+        with server.holders_named(session, project.postgres.tables):
             names = captured_tables(project, session)
         if not is_complete(bronze_reader(project).state(), control_tables(project)):
             check_maker(project, session)
         exists = _has_publication(project, session)
         chosen = chosen_tables(project, session)
-    except CdcLakeError as error:
-        yield failure_line("tables" if isinstance(error, NoTableMatches) else "publication", error)
+    except errors.CdcLakeError as error:
+        yield failure_line("tables" if isinstance(error, errors.NoTableMatches) else "publication", error)
         return
     yield from row_filter_lines(project, session)
-    facts = tables(session, chosen)
+    facts = server_checks.tables(session, chosen)
     bare = without_identity(session, chosen)
     for name in bare:
         fix = f"add a primary key, or: {whole_identity(name)};"
         text = f"{name} has no primary key and no replica identity"
-        yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=NoReplicaIdentity.code)
+        yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=errors.NoReplicaIdentity.code)
     changes = None if exists is False else _changes(project, session)
     if exists is not None:
         later = changes.lacking if changes is not None and alterable(project) else ()  # the next start publishes them
@@ -361,25 +319,19 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
         fix = "\n".join(f"GRANT SELECT ON {quote_table(t)} TO {identifier(rights.name)};" for t in unreadable)
         text = f"no privilege to read {list_names(unreadable)}"
         yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code="SRC224")
-    hidden = hiding(session, chosen)
+    hidden = server_checks.hiding(session, chosen)
     if hidden:
         text = f"row security hides rows of {list_names(hidden)} from the role"
         fix = f"run as a superuser: {_all_rows(rights.name)}"
-        yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=RowsHidden.code)
-    row_counts = [f.rows for f in facts if f.rows is not None]
-    rows = (
-        f"about {pluralize(sum(row_counts), 'row')}"
-        if len(row_counts) == len(facts)
-        else "rows not counted yet by the server"
-    )
-    yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {list_names(chosen)}; {rows}")
+        yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=errors.RowsHidden.code)
+    yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {list_names(chosen)}; {count_rows(facts)}")
     if changes is not None:
         refused = publication.not_addable(session, project.publication, changes.lacking) if alterable(project) else []
         if refused:
             text = f"{list_names(refused)} added, but this role may not publish it: it has to own table and publication"
             statement = publication.altering(project.publication, "ADD", *refused, filters=declared_filters(project))
             fix = f"run as a superuser: {statement};"
-            yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=SourcePermission.code)
+            yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=errors.SourcePermission.code)
         may = tuple(table for table in changes.lacking if table not in refused)
         yield from table_change_lines(project, replace(changes, lacking=may), publishes=alterable(project))
 
@@ -387,9 +339,7 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
 def _changes(project: Project, session: Session) -> TableChanges | None:
     """Tables added to `source.tables` or removed; None before a stream is completely set up."""
     state, control = bronze_reader(project).state(), control_tables(project)
-    if not is_complete(state, control):
-        return None
-    return table_changes(project, session, state, control)
+    return table_changes(project, session, state, control) if is_complete(state, control) else None
 
 
 def _has_publication(project: Project, session: Session) -> bool | None:
@@ -411,7 +361,7 @@ def _publication(
     if exists:
         try:
             publication.check_published(name, names, chosen, declared_filters(project))
-        except CdcLakeError as error:
+        except errors.CdcLakeError as error:
             return failure_line("publication", error)
         return CheckLine(ok=True, subject="publication", text=f"{name} publishes {pluralize(len(names), 'table')}")
     foreign = [f.table for f in facts if not f.owned]
@@ -445,15 +395,15 @@ def _all_rows(role: str) -> str:
 
 def dba_sql(project: Project) -> str:
     """The SQL for a superuser that gives the pipeline's role all privileges. Raises SourceError for no connection."""
-    with reading(project) as session:
+    with server_checks.reading(project) as session:
         chosen = chosen_tables(project, session)
-        facts, rights = limits(session, project.postgres), role(session)
-        hidden = hiding(session, chosen)
+        facts, rights = server_checks.limits(session, project.postgres), server_checks.role(session)
+        hidden = server_checks.hiding(session, chosen)
         exists = _has_publication(project, session)
         bare = [] if exists else without_identity(session, chosen)
         lacking = _lacking(project, session, chosen) if exists else []
     user, lines = identifier(rights.name), []
-    if not decodes(facts):
+    if not server.decodes(facts):
         lines.append("ALTER SYSTEM SET wal_level = logical;  -- then restart the server")
     if not rights.replication and not rights.superuser:
         lines.append(f"ALTER ROLE {user} REPLICATION;")
@@ -467,7 +417,6 @@ def dba_sql(project: Project) -> str:
     if exists is False:
         lines.append(f"{publication.creating(project.publication, chosen, declared_filters(project))};")
     if lacking:
-        lines.append(
-            f"{publication.altering(project.publication, 'ADD', *lacking, filters=declared_filters(project))};"
-        )
+        statement = publication.altering(project.publication, "ADD", *lacking, filters=declared_filters(project))
+        lines.append(f"{statement};")
     return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.postgres.database}", *lines])

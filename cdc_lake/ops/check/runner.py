@@ -1,8 +1,9 @@
 """`check`: tests every prerequisite of a run separately, with a remedy for each problem.
 
-Nothing is changed. It checks this machine (Java, Spark, jars, Python packages, the lake's folder; no network), the
-source, and transforms and rules: whether their columns exist and have suitable types. Checks that depend on a failed
-one (the tables of an unreachable server) are skipped, so the first ✗ is the one to fix first.
+Nothing is changed; a scratch table in an Iceberg catalog is removed. It checks this machine (Java, Spark, jars, Python
+packages, the lake's folder; no network), the source, how commits to each table are fenced, and transforms and rules:
+whether their columns exist and have suitable types. Checks that depend on a failed one (the tables of an unreachable
+server) are skipped, so the first ✗ is the one to fix first.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from cdc_lake import errors
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.loader import validate
 from cdc_lake.config.project import Project, Target
@@ -22,37 +24,20 @@ from cdc_lake.config.rules import Expectation, rule_name
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.connectors.factory import source_view
 from cdc_lake.control.ownership import Ownership
-from cdc_lake.errors import (
-    CdcLakeError,
-    ConfigError,
-    DriverMissing,
-    JavaMissing,
-    NotForThisSource,
-    QualityEngineMissing,
-    QualityError,
-    SourceError,
-    SparkMissing,
-    TransformUnfit,
-)
 from cdc_lake.errors.base import install
 from cdc_lake.model.diagnostic import Severity
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.ops.findings import CheckLine, captured_tables, failure_line, shape_of
 from cdc_lake.ops.plan import TableLedger, lines, type_ledger
 from cdc_lake.quality.table_suite import build_expectation
-from cdc_lake.runtime.apply.schema_changes import (
-    check_layout_divisible,
-    check_possible,
-    misfits,
-    shared_names,
-    words_read,
-)
+from cdc_lake.runtime.apply import schema_changes
 from cdc_lake.runtime.receive.stream_setup import redacted_columns
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.transforms import silver_shape
 from cdc_lake.source.postgres.plugins import PGOUTPUT
 from cdc_lake.source.sql_text import quote_table
-from cdc_lake.tables.spark_session import JAVA_MAJORS, PACKAGES, SPARK_VERSION, java_found, java_version
+from cdc_lake.tables.catalog_fence import catalog_abilities, silver_fence
+from cdc_lake.tables.spark_session import JAVA_MAJORS, SPARK_VERSION, java_found, java_version, packages_of
 from cdc_lake.tables.types import silver_names
 
 _NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "glusterfs", "ceph", "lustre")
@@ -64,7 +49,7 @@ def machine(project: Project, *, receives: bool = False) -> Iterator[CheckLine]:
     if not receives:
         yield _java()
         yield _spark()
-        yield from _jars()
+        yield from _jars(project)
     yield from _packages(project, receives=receives)
     yield from _lake(project)
 
@@ -74,26 +59,29 @@ def _java() -> CheckLine:
     majors = " or ".join(map(str, JAVA_MAJORS))
     if version in JAVA_MAJORS:
         home = os.environ.get("JAVA_HOME")
-        return CheckLine(
-            ok=True, subject="java", text=f"Java {version} ({f'JAVA_HOME={home}' if home else 'from PATH'})"
-        )
+        place = f"JAVA_HOME={home}" if home else "from PATH"
+        return CheckLine(ok=True, subject="java", text=f"Java {version} ({place})")
     text = f"{java_found(version)}; Spark needs {majors}"
-    return CheckLine(ok=False, subject="java", text=text, fix=JavaMissing.hint, code=JavaMissing.code)
+    return CheckLine(ok=False, subject="java", text=text, fix=errors.JavaMissing.hint, code=errors.JavaMissing.code)
 
 
 def _spark() -> CheckLine:
     version = _version("pyspark")
     if version is None:
         text = "pyspark is not installed (receiving works without it)"
-        return CheckLine(ok=False, subject="spark", text=text, fix=install("spark"), code=SparkMissing.code)
+        return CheckLine(ok=False, subject="spark", text=text, fix=install("spark"), code=errors.SparkMissing.code)
     if version != SPARK_VERSION:
         fix = f"pip install 'pyspark=={SPARK_VERSION}': Delta and Iceberg are built for one minor version"
         return CheckLine(ok=None, subject="spark", text=f"pyspark {version}, tested with {SPARK_VERSION}", fix=fix)
     return CheckLine(ok=True, subject="spark", text=f"pyspark {version}")
 
 
-def _jars() -> Iterator[CheckLine]:
-    missing = [package for package in PACKAGES if not _have(package)]
+def _jars(project: Project) -> Iterator[CheckLine]:
+    packages = packages_of(project)
+    if not packages:
+        yield CheckLine(ok=True, subject="jars", text="expected in the image of the executors (`spark.packages`)")
+        return
+    missing = [package for package in packages if not _have(package)]
     if missing:
         names = ", ".join(p.split(":")[1] for p in missing)
         fix = (
@@ -102,7 +90,7 @@ def _jars() -> Iterator[CheckLine]:
         )
         yield CheckLine(ok=None, subject="jars", text=f"not downloaded yet: {names}", fix=fix, code="LAK403")
     else:
-        yield CheckLine(ok=True, subject="jars", text=f"{len(PACKAGES)} available")
+        yield CheckLine(ok=True, subject="jars", text=f"{len(packages)} available")
 
 
 def _have(package: str) -> bool:
@@ -120,11 +108,11 @@ def _packages(project: Project, *, receives: bool) -> Iterator[CheckLine]:
         formats if receives else {*formats, silver.defaults.format, *(t.format for t in silver.tables)}
     )
     of_postgres = isinstance(project.pipeline.source, PostgresSource)
-    wanted = [("psycopg", install("receive"), DriverMissing.code, of_postgres)]
+    wanted = [("psycopg", install("receive"), errors.DriverMissing.code, of_postgres)]
     if iceberg:
         wanted.append(("pyiceberg", install("iceberg"), "", True))
     rules = not receives and any(t.rules for t in silver.tables)
-    wanted.append(("great-expectations", install("quality"), QualityEngineMissing.code, rules))
+    wanted.append(("great-expectations", install("quality"), errors.QualityEngineMissing.code, rules))
     for name, fix, code, needed in wanted:
         version = _version(name)
         if version is not None:
@@ -141,9 +129,10 @@ def _version(package: str) -> str | None:
 
 
 def _lake(project: Project) -> Iterator[CheckLine]:
+    setting = "path" if project.lake_address is None else "work"
     existing = next(p for p in (project.lake, *project.lake.parents) if p.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        fix = f"give this user permission to write to {existing}, or set `lake.path`"
+        fix = f"give this user permission to write to {existing}, or set `lake.{setting}`"
         yield CheckLine(ok=False, subject="lake", text=f"{project.lake} is not writable", fix=fix, code="LAK420")
         return
     free = shutil.disk_usage(existing).free
@@ -156,7 +145,8 @@ def _lake(project: Project) -> Iterator[CheckLine]:
         )
         yield CheckLine(ok=None, subject="lake", text=f"{text}, on a network file system ({kind})", fix=fix)
     elif free < _LOW_SPACE:
-        yield CheckLine(ok=None, subject="lake", text=text, fix="less than 1 GiB: free disk space or set `lake.path`")
+        fix = f"less than 1 GiB: free disk space or set `lake.{setting}`"
+        yield CheckLine(ok=None, subject="lake", text=text, fix=fix)
     else:
         yield CheckLine(ok=True, subject="lake", text=text)
 
@@ -190,17 +180,15 @@ def names(project: Project) -> Iterator[CheckLine]:
     """Source tables that would share a silver table."""
     try:
         with source_view(project) as source:
-            shared = shared_names(project, source.tables())
-    except SourceError:
+            shared = schema_changes.shared_names(project, source.tables())
+    except errors.SourceError:
         return  # reported elsewhere
     yield from (failure_line("names", error) for error in {error.message: error for error in shared.values()}.values())
 
 
 def transforms(project: Project) -> Iterator[CheckLine]:
     """Notes on tables with transforms. Spark's analyzer reports errors with the first row."""
-    for target, layout in captured_tables(
-        project, lambda candidate: candidate.transforms.any or bool(candidate.partition_by)
-    ):
+    for target, layout in captured_tables(project, lambda table: table.transforms.any or bool(table.partition_by)):
         yield from _table(project, target, layout)
 
 
@@ -208,14 +196,14 @@ def _table(project: Project, target: Target, layout: Relation) -> Iterator[Check
     table_transforms = target.transforms
     computed = {name: "string" for name, _ in table_transforms.compute}  # types do not matter here
     try:
-        check_possible(project, target, kind_of(target, layout))
+        schema_changes.check_possible(project, target, kind_of(target, layout))
         shape = shape_of(target, layout)
         silver_shape(shape, table_transforms, computed, target.label, lambda key: project.key_location(target, key))
-        check_layout_divisible(project, target, layout)
-    except TransformUnfit as unfit:
+        schema_changes.check_layout_divisible(project, target, layout)
+    except errors.TransformUnfit as unfit:
         yield failure_line("transforms", unfit)
         return
-    except CdcLakeError:
+    except errors.CdcLakeError:
         return  # no key: reported elsewhere
     yield CheckLine(ok=True, subject="transforms", text=f"{target.label}: every named column exists")
     if target.kind == "append":
@@ -234,7 +222,7 @@ def _doubtful(target: Target, layout: Relation) -> list[str]:
     if layout.identity is ReplicaIdentity.FULL:
         return []
     table_transforms = target.transforms
-    words = words_read(target)
+    words = schema_changes.words_read(target)
     doubtful_columns = []
     for column, name in zip(layout.columns, silver_names(layout), strict=True):
         read = name.casefold() in words or column.name.casefold() in words
@@ -263,10 +251,10 @@ def expectations(project: Project, target: Target) -> Iterator[CheckLine]:
             continue
         try:
             build_expectation(rule)
-        except QualityEngineMissing as missing:
+        except errors.QualityEngineMissing as missing:
             text = f"{target.label}, rule {rule_name(rule)}: {missing.message}; reports created here cannot evaluate it"
             yield CheckLine(ok=None, subject="rules", text=text, fix=missing.remedy)
-        except QualityError as problem:
+        except errors.QualityError as problem:
             text = f"{project.place(target, f'rules[{index}].expectation')}: {problem.message}"
             yield CheckLine(ok=False, subject="rules", text=text, fix=problem.remedy, code=problem.code)
 
@@ -275,9 +263,9 @@ def of_table(project: Project, target: Target, layout: Relation) -> Iterator[Che
     """Problems of a table's rules, by its layout."""
     try:
         shape = shape_of(target, layout)
-    except CdcLakeError:
+    except errors.CdcLakeError:
         return  # no key: reported elsewhere
-    wrong = list(misfits(project, target, shape, expressions=False))
+    wrong = list(schema_changes.misfits(project, target, shape, expressions=False))
     for problem in wrong:
         text = f"{problem.where}: {problem.message}"
         yield CheckLine(ok=False, subject="rules", text=text, fix=problem.remedy, code=problem.code)
@@ -309,10 +297,10 @@ def examine(project: Project, *, receives: bool = False) -> Examination:
     check_lines += _redaction(project)
     if receives:
         return Examination(tuple(check_lines), ())
-    check_lines += [*_owner_lines(project), *names(project), *transforms(project), *rules(project)]
+    check_lines += [*_owner_lines(project), *_fences(project), *names(project), *transforms(project), *rules(project)]
     try:
         types = type_ledger(project)
-    except SourceError:
+    except errors.SourceError:
         types = ()  # reported above
     return Examination((*check_lines, *lines(types)), types)
 
@@ -333,13 +321,13 @@ def _warnings(project: Project) -> Iterator[CheckLine]:
 
 
 def _store(project: Project) -> Iterator[CheckLine]:
-    if project.pipeline.lake.storage is None:
+    if project.storage is None:
         return
     try:
         bronze = bronze_reader(project)
         text = "no bronze yet: the first run creates it" if bronze.version() is None else "bronze is readable"
         yield CheckLine(ok=True, subject="store", text=f"{bronze.place}: {text}")
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         yield failure_line("store", error)
 
 
@@ -354,7 +342,7 @@ def _source(project: Project) -> Iterator[CheckLine]:
             from cdc_lake.ops.check.postgres import findings as of_postgres  # noqa: PLC0415
 
             yield from of_postgres(project)
-    except CdcLakeError as error:
+    except errors.CdcLakeError as error:
         yield failure_line("server", error)
 
 
@@ -364,9 +352,45 @@ def _owner_lines(project: Project) -> Iterator[CheckLine]:
         with source_view(project) as source:
             ownership, names = Ownership(project, source.origin), source.tables()
             refused = [error for name in names if (error := ownership.refusal(project.target(name))) is not None]
-    except CdcLakeError:
+    except errors.CdcLakeError:
         return  # reported above
     yield from (failure_line("silver", error) for error in refused)
+
+
+def _fences(project: Project) -> Iterator[CheckLine]:
+    """By what the commits of each silver table are kept apart from those of others."""
+    try:
+        with source_view(project) as source:
+            targets = [project.target(name) for name in source.tables()]
+    except errors.CdcLakeError:
+        return  # reported above
+    for kind in ("delta", "iceberg"):
+        if tables := ", ".join(sorted(target.label for target in targets if target.format == kind)):
+            try:
+                yield CheckLine(ok=True, subject="fence", text=f"{_fence(project, kind)}: {tables}")
+                yield from catalog_limits(project) if kind == "iceberg" else ()
+            except errors.CdcLakeError as refusal:
+                yield replace(failure_line("fence", refusal), text=f"{refusal.message}: {tables}")
+
+
+def _fence(project: Project, kind: str) -> str:
+    if kind == "iceberg":
+        return f"{silver_fence(project)} (Iceberg, catalog of type {project.pipeline.lake.iceberg.type})"
+    if project.lake_address is not None:
+        return "conditional put (Delta, log in the object store)"
+    return "link without replacing (Delta, log in a local folder)"
+
+
+def catalog_limits(project: Project) -> Iterator[CheckLine]:
+    """What an Iceberg catalog that has a fence cannot do."""
+    if (abilities := catalog_abilities(project)) is None:
+        return
+    if not abilities.tags:
+        text = "the catalog keeps no tags: if another program expires snapshots, it may remove versions of pinned cuts"
+        yield CheckLine(ok=None, subject="fence", text=text, fix="let only `cdc-lake maintain` expire snapshots")
+    if not abilities.registers:
+        text = "the catalog does not support `registerTable`: tables can be neither rebuilt nor replaced by a new copy"
+        yield CheckLine(ok=None, subject="fence", text=text, fix="use a catalog that supports it", code="LAK439")
 
 
 def _redaction(project: Project) -> Iterator[CheckLine]:
@@ -374,9 +398,9 @@ def _redaction(project: Project) -> Iterator[CheckLine]:
         return
     try:
         columns = redacted_columns(project)
-    except ConfigError as unfit:
+    except errors.ConfigError as unfit:
         yield failure_line("redaction", unfit)
-    except SourceError:
+    except errors.SourceError:
         return  # reported above
     else:
         text = f"columns that are redacted: {columns}" if columns else "no column of a captured table is redacted yet"
@@ -390,7 +414,7 @@ def ddl_sql(project: Project) -> str:
     database = project.postgres.database
     if (plugin := project.postgres.slot.plugin) != PGOUTPUT:
         words = f"altered tables are reported by logical messages, which `plugin: {plugin}` omits"
-        raise NotForThisSource(words, where=str(project.file), hint=f"with {plugin} the current catalog is read")
+        raise errors.NotForThisSource(words, where=str(project.file), hint=f"with {plugin} the current catalog is read")
     return f"-- for pipeline {project.name}, as a superuser in {database}\n{trigger_sql()}"
 
 

@@ -15,22 +15,20 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.wal_budget import ApplyYield
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped, SparkDied
-from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import BATCH_ENTERED, BATCH_LEFT, failpoint
 from cdc_lake.runtime.apply.merge import ApplyTotals
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.runtime.apply.spark_sessions import SparkLives
 from cdc_lake.runtime.apply.table_integrity import ApprovedOperations
-from cdc_lake.tables.control_tables import lease
 from cdc_lake.tables.spark_session import death, start
 
 if TYPE_CHECKING:
@@ -63,9 +61,7 @@ class NullListener:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing."""
 
     def follow(self, totals: ApplyTotals) -> None:
@@ -131,7 +127,7 @@ _AGAIN_SECONDS = 60.0  # … each within this time of the previous one
 
 
 @dataclass(frozen=True, slots=True)
-class ApplySummary(FormerFields):
+class ApplySummary:
     """Result of a run of apply. `upto`: position of the last cut, None if there is none; `paused`: paused tables;
     `idle`: approved operations that no table needed.
     """
@@ -168,10 +164,10 @@ def apply(
     SparkNotStarted, SparkDied; with `once` TransactionUndecoded, for which a run without `once` waits.
     """
     began = time.monotonic()
-    with lease(project.lease):
+    with apply_lease(project):
         if spark is None:
             report(ProgressEvent("apply", "starting Spark"))
-            spark = start(project)
+        spark = start(project, spark)
         approved, listener = ApprovedOperations(allowed), watching(project, report, once=once)
         report = listener.on_progress
         gives_way = bool if once else ApplyYield(project, report)  # with a goal, the receiver is done before it applies
@@ -239,11 +235,8 @@ def _follow(
         if project.checkpoint.exists():
             aside = project.checkpoint.with_name(f"{project.checkpoint.name}.aside-{time.time_ns()}")
             project.checkpoint.rename(aside)
-            report(
-                ProgressEvent(
-                    "apply", f"the checkpoint does not match bronze any more and was set aside as {aside.name}"
-                )
-            )
+            text = f"the checkpoint does not match bronze any more and was set aside as {aside.name}"
+            report(ProgressEvent("apply", text))
         stop.wait(tries - 1)
     if clock.failure is not None:
         raise clock.failure
@@ -251,7 +244,7 @@ def _follow(
 
 def _listen(project: Project, spark: SparkSession, clock: _Clock, *, once: bool, stop: threading.Event) -> None:
     """Run the query until it or the run ends; raises the error that ended it."""
-    query = _query(project, spark, clock, project.checkpoint, once=once)
+    query = _query(project, spark, clock, once=once)
     idle = project.pipeline.apply.idle / 1000
     try:
         while not query.awaitTermination(_POLL_SECONDS):
@@ -264,13 +257,15 @@ def _listen(project: Project, spark: SparkSession, clock: _Clock, *, once: bool,
             query.stop()
 
 
-def _query(project: Project, spark: SparkSession, clock: _Clock, checkpoint: Path, *, once: bool) -> StreamingQuery:
+def _query(project: Project, spark: SparkSession, clock: _Clock, *, once: bool) -> StreamingQuery:
     if not _streams(project):
-        return _ticks(project, spark, clock)
+        # Spark's rate source, without a checkpoint: the tables themselves record what was done.
+        time_rows = spark.readStream.format("rate").option("rowsPerSecond", "1").load()
+        ticks = time_rows.writeStream.foreachBatch(clock.on_batch)
+        return ticks.trigger(processingTime=f"{project.pipeline.apply.idle} milliseconds").start()
     rows = spark.readStream.format("delta").option("skipChangeCommits", "true").load(str(project.bronze))
-    writer = (
-        rows.select("position").writeStream.foreachBatch(clock.on_batch).option("checkpointLocation", str(checkpoint))
-    )
+    writer = rows.select("position").writeStream.foreachBatch(clock.on_batch)
+    writer = writer.option("checkpointLocation", str(project.checkpoint))
     return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
 
 
@@ -283,13 +278,6 @@ def _streams(project: Project) -> bool:
     return project.pipeline.bronze.format == "delta" and project.bronze_address is None
 
 
-def _ticks(project: Project, spark: SparkSession, clock: _Clock) -> StreamingQuery:
-    """A query on Spark's rate source, without a checkpoint: the tables themselves record what was done."""
-    time_rows = spark.readStream.format("rate").option("rowsPerSecond", "1").load()
-    writer = time_rows.writeStream.foreachBatch(clock.on_batch)
-    return writer.trigger(processingTime=f"{project.pipeline.apply.idle} milliseconds").start()
-
-
 class _Clock:
     """Calls `SpanLoop.run`, one call at a time; keeps the first error for the loop to raise."""
 
@@ -300,14 +288,12 @@ class _Clock:
         self._turn = threading.Lock()
         self._last = time.monotonic()
         self.failure: CdcLakeError | None = None
-        self.called = False
         self.raised = False
 
     def on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """Called by `foreachBatch`; rows and batch number are ignored."""
         del batch, batch_id
         failpoint(BATCH_ENTERED)
-        self.called = True
         self.tick()
         failpoint(BATCH_LEFT)
 

@@ -46,6 +46,7 @@ from cdc_lake.silver.row_tracing import (
     trace_content,
 )
 from cdc_lake.silver.transforms import LEFT_TO, Projection, fill_unchanged, moves
+from cdc_lake.tables.spark_session import materialize
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -368,7 +369,7 @@ def follow(span: TableChanges, profile: SpanProfile, others: frozenset[Key]) -> 
         if span.projection.transforms.any:
             changes = fill_unchanged(changes, span.projection, needed, foreign(table, span.projection))
         # Cached: it is used five times, and each time would cost windows and a join with the target.
-        changes = drop_trace(changes).localCheckpoint()
+        changes = materialize(drop_trace(changes))
     judge = conditions(table, part, span.projection, completed=bool(profile.lacking))
     profile = survey(changes, table, part, judge, summary) if profile.lacking else profile
     changes = changes.withColumn(FAILED, failed_names(judge))
@@ -405,9 +406,8 @@ def check_few(many: int, table: Target) -> None:
             f"{many:,} changes of {table.source} update a key or are held; at most {FOLLOWED_AT_MOST:,} can be "
             "followed at a time"
         )
-        raise TooManyFollowed(
-            text, where=table.label, hint=f"{TooManyFollowed.identity_hint}; otherwise {copied_again(table)}"
-        )
+        hint = f"{TooManyFollowed.identity_hint}; otherwise {copied_again(table)}"
+        raise TooManyFollowed(text, where=table.label, hint=hint)
 
 
 def follow_content(span: TableChanges) -> EvaluatedChanges:
@@ -417,11 +417,8 @@ def follow_content(span: TableChanges) -> EvaluatedChanges:
     if not (profile.failing or span.quarantine or span.decided):
         return EvaluatedChanges(span, span.changes, None, (), profile)
     changes = span.changes.withColumn(FAILED, failed_names(judge))
-    keys = (
-        (keys_of(changes.where(f"size({FAILED}) > 0")) if profile.failing else frozenset())
-        | span.quarantine.keys
-        | span.known_keys
-    )
+    keys = keys_of(changes.where(f"size({FAILED}) > 0")) if profile.failing else frozenset()
+    keys |= span.quarantine.keys | span.known_keys
     followed = events(changes, keys | _moving_keys(changes), summary, span.decided)
     traced, closings = trace_content(followed, span.quarantine)
     partitioned = apply_trace(span.rows, changes, traced, summary)

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from cdc_lake.config.model import OpenLineage
@@ -78,9 +77,7 @@ class LineageSender:
 
 def sends(to: OpenLineage, root: Path) -> EventTransport:
     """How events get where a pipeline wants them."""
-    if not to.to.startswith(("http://", "https://")):
-        return _to_file(root / to.to)
-    return _to_server(to)
+    return _to_server(to) if to.to.startswith(("http://", "https://")) else _to_file(root / to.to)
 
 
 def _to_file(file: Path) -> EventTransport:
@@ -143,9 +140,7 @@ class LineageWatch:
         self._sender = LineageSender(sends(self._to, self._project.root), self._to.timeout / 1000, self._report_failure)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
         if self._sender is None:
             return
         state = "COMPLETE" if error is None else "FAIL" if isinstance(error, Exception) else "ABORT"

@@ -24,11 +24,10 @@ from cdc_lake.runtime.apply.schema_changes import held_as
 from cdc_lake.runtime.apply.table_span import MergePlan
 from cdc_lake.silver.kind import RowIdentity, TablePart
 from cdc_lake.silver.transforms import Projection
-from cdc_lake.tables.commit_audit import CommitMetrics, read_commit_metrics
 from cdc_lake.tables.control_schema import RunRow
-from cdc_lake.tables.silver_reader import temp_view
-from cdc_lake.tables.silver_table import Marker
-from cdc_lake.tables.table_stats import all_below
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import CommitMetrics, Marker
+from cdc_lake.tables.spark_session import temp_view
 from cdc_lake.tables.types import SilverColumn, quote_identifier
 
 WriteMode: TypeAlias = Literal["overwrite", "append", "merge"]
@@ -98,7 +97,7 @@ def is_append_only(
     """
     if profile.bounds is None or part.truncated or not summary.inserts:
         return False
-    return all_below(project, target, base.version, part.shape.key_columns[0].name, profile.bounds[0])
+    return table_log(project, target).all_below(base.version, part.shape.key_columns[0].name, profile.bounds[0])
 
 
 def fits(part: TablePart, summary: SpanSummary, size: int | None, heap: int) -> bool:
@@ -143,7 +142,7 @@ def merge(plan: MergePlan) -> MergeResult:
             statement = partial(statement_of, plan, strategy)
             version = plan.silver.commit(task.stream, plan.base, task.span.upto, statement)
     return MergeResult(
-        version, strategy, read_commit_metrics(task.project, task.target, version), time.monotonic() - began
+        version, strategy, table_log(task.project, task.target).commit_metrics(version), time.monotonic() - began
     )
 
 
@@ -194,7 +193,7 @@ class TableApplied:
 @dataclass
 class ApplyTotals:
     """What run `run` has done so far; `top`: goal of the last pass, `upto`: how far it got; `write_modes`: how often
-    each strategy was used; `written`: files and bytes (`tables.commit_audit`); `quarantined_by`: quarantined changes by
+    each strategy was used; `written`: files and bytes (`tables.silver_table`); `quarantined_by`: quarantined changes by
     silver table and rule; `failed`: silver table → why it waits; `tables`: those that were written; `paused`: paused
     silver tables.
     """

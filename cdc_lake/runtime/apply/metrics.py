@@ -12,7 +12,6 @@ from collections.abc import Container
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from cdc_lake.bronze.open import bronze_reader
@@ -25,26 +24,9 @@ from cdc_lake.control.verdicts import verified_state
 from cdc_lake.errors import CdcLakeError, MetricsNotWritten
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
+from cdc_lake.observability import metrics
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.exposition import ErrorCounts, Exposition, Sample, Tally
-from cdc_lake.observability.metrics import (
-    APPLIED_CHANGES_TOTAL,
-    APPLIED_LAG_SECONDS,
-    APPLIED_TRANSACTIONS_TOTAL,
-    CUT_WITHHELD,
-    LAST_SUCCESS_TIMESTAMP_SECONDS,
-    MERGE_DURATION_SECONDS,
-    QUARANTINED_KEYS,
-    QUARANTINED_ROWS_TOTAL,
-    RULE_FAILED_ROWS,
-    RULE_FAILURES_TOTAL,
-    SCHEMA_CHANGES_TOTAL,
-    TABLE_DIFFERENT,
-    TABLE_FAILED,
-    TABLE_STATE,
-    VERIFIED_TIMESTAMP_SECONDS,
-    Loop,
-)
 from cdc_lake.runtime.apply.merge import ApplyTotals
 from cdc_lake.runtime.cut_gate import still_withheld
 from cdc_lake.tables.control_schema import ControlName
@@ -73,7 +55,7 @@ class RuleSamples:
             self._samples = self._read_samples()
             if is_gated:
                 kept_back = still_withheld(self._project, self._control) is not None
-                self._samples.append(Sample(CUT_WITHHELD, kept_back))
+                self._samples.append(Sample(metrics.CUT_WITHHELD, kept_back))
             self._files = files
         return self._samples
 
@@ -81,7 +63,7 @@ class RuleSamples:
         rows = self._control.read("quality").sort_by("judged_at").to_pylist()
         newest = {(row["table"], row["rule"]): row for row in rows}
         return [
-            Sample(RULE_FAILED_ROWS, row["failed"], (*key, "broken" if row["error"] else row["level"]))
+            Sample(metrics.RULE_FAILED_ROWS, row["failed"], (*key, "broken" if row["error"] else row["level"]))
             for key, row in sorted(newest.items())
             if key in self._rules
         ]
@@ -100,7 +82,7 @@ class ApplyMetrics:
         self._totals = ApplyTotals()
         self._report = report
         self._tally = Tally()
-        self._errors = ErrorCounts(self._tally, Loop.APPLY)
+        self._errors = ErrorCounts(self._tally, metrics.Loop.APPLY)
         self._control = control_tables(project)
         self._rules = RuleSamples(project, self._control)
         self._reader = bronze_reader(project)
@@ -114,9 +96,7 @@ class ApplyMetrics:
         self._write()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, *_: object) -> None:
         if isinstance(error, CdcLakeError) and error not in self._totals.failed.values():  # those were reported
             self._errors.add(error.code)
         self._write()
@@ -131,9 +111,11 @@ class ApplyMetrics:
         self._errors.on_progress(progress)
         match progress.stage:
             case "merge":
-                self._tally.observe(MERGE_DURATION_SECONDS, float(str(progress.facts["seconds"])), progress.text)
+                self._tally.observe(
+                    metrics.MERGE_DURATION_SECONDS, float(str(progress.facts["seconds"])), progress.text
+                )
             case "layout":
-                self._tally.add(SCHEMA_CHANGES_TOTAL, str(progress.facts["kind"]))
+                self._tally.add(metrics.SCHEMA_CHANGES_TOTAL, str(progress.facts["kind"]))
             case "cut":
                 self._cut = None
                 self._write_when_due()
@@ -170,15 +152,17 @@ class ApplyMetrics:
     def samples(self) -> list[Sample]:
         """All metrics that have a value now; those from the lake are omitted if it cannot be read."""
         totals, result = self._totals, self._tally.samples()
-        result.append(Sample(APPLIED_TRANSACTIONS_TOTAL, totals.transactions))
-        result.append(Sample(APPLIED_CHANGES_TOTAL, totals.changes))
+        result.append(Sample(metrics.APPLIED_TRANSACTIONS_TOTAL, totals.transactions))
+        result.append(Sample(metrics.APPLIED_CHANGES_TOTAL, totals.changes))
         for (table, rule, _), (_, failed) in totals.rules.items():
-            result.append(Sample(RULE_FAILURES_TOTAL, failed, (table, rule)))
-        result += [Sample(QUARANTINED_ROWS_TOTAL, number, labels) for labels, number in totals.quarantined_by.items()]
+            result.append(Sample(metrics.RULE_FAILURES_TOTAL, failed, (table, rule)))
+        result += [
+            Sample(metrics.QUARANTINED_ROWS_TOTAL, number, labels) for labels, number in totals.quarantined_by.items()
+        ]
         with suppress(CdcLakeError):
             result += self._of_the_lake()
         if self._succeeded is not None:
-            result.append(Sample(LAST_SUCCESS_TIMESTAMP_SECONDS, self._succeeded, (Loop.APPLY,)))
+            result.append(Sample(metrics.LAST_SUCCESS_TIMESTAMP_SECONDS, self._succeeded, (metrics.Loop.APPLY,)))
         return result
 
     def _last_success(self) -> float | None:
@@ -189,12 +173,12 @@ class ApplyMetrics:
             families = list(text_string_to_metric_families(self._file.read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return None  # no file yet, or not written by cdc_lake
-        values = [s.value for f in families for s in f.samples if s.name == LAST_SUCCESS_TIMESTAMP_SECONDS.name]
+        values = [s.value for f in families for s in f.samples if s.name == metrics.LAST_SUCCESS_TIMESTAMP_SECONDS.name]
         return max(values, default=None)
 
     def _of_the_lake(self) -> list[Sample]:
         cut, lag = self._last_cut(), self._lag()
-        result = [] if lag is None else [Sample(APPLIED_LAG_SECONDS, lag)]
+        result = [] if lag is None else [Sample(metrics.APPLIED_LAG_SECONDS, lag)]
         result += self._rules.samples()
         if cut is None:
             return result
@@ -203,16 +187,16 @@ class ApplyMetrics:
         left = {name for name, course in courses(self._control.snapshots(), cut.stream).items() if course.waits}
         for relation in left.difference(cut.tables):
             label = self._project.target(TableName.parse(relation)).label
-            result.append(Sample(TABLE_STATE, 1, (label, "left")))
+            result.append(Sample(metrics.TABLE_STATE, 1, (label, "left")))
         for relation, state in cut.tables.items():
             table = (state.table,)
-            result.append(Sample(QUARANTINED_KEYS, state.quarantined_keys, table))
-            result.append(Sample(TABLE_FAILED, state.state == FAILED, table))
-            result.append(Sample(TABLE_STATE, 1, (state.table, _state(relation, state, paused, left))))
+            result.append(Sample(metrics.QUARANTINED_KEYS, state.quarantined_keys, table))
+            result.append(Sample(metrics.TABLE_FAILED, state.state == FAILED, table))
+            result.append(Sample(metrics.TABLE_STATE, 1, (state.table, _state(relation, state, paused, left))))
             proven = verified_state(compared, relation, cut.stream, state.generation)
-            result.append(Sample(TABLE_DIFFERENT, proven.different_at is not None, table))
+            result.append(Sample(metrics.TABLE_DIFFERENT, proven.different_at is not None, table))
             if proven.verified_at is not None:
-                result.append(Sample(VERIFIED_TIMESTAMP_SECONDS, proven.verified_at.timestamp(), table))
+                result.append(Sample(metrics.VERIFIED_TIMESTAMP_SECONDS, proven.verified_at.timestamp(), table))
         return result
 
     def _last_cut(self) -> WrittenCut | None:

@@ -42,6 +42,7 @@ from cdc_lake.runtime.apply.merge import ApplyTotals, TableApplied
 from cdc_lake.silver.kind import old_column
 from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.silver.transforms import Projection
+from cdc_lake.tables.silver_table import table_ref
 from cdc_lake.tables.types import SilverColumn
 
 
@@ -67,7 +68,8 @@ def columns_from(projection: Projection, columns: Sequence[SilverColumn]) -> dic
     indexes = {column.name: index for index, column in _places(projection)}
     old = {old_column(column).name: index for index, column in _places(projection)}
     sources: dict[str, tuple[ColumnOrigin, ...]] = {}
-    computed = dict(zip((column.name for column in _computed_columns(projection)), projection.computed, strict=True))
+    computed_columns = projection.silver.columns[len(projection.silver.columns) - len(projection.computed) :]
+    computed = dict(zip((column.name for column in computed_columns), projection.computed, strict=True))
     for column in columns:
         if column.name in indexes:
             sources[column.name] = (_column_source(projection.source, indexes[column.name]),)
@@ -99,10 +101,6 @@ def _places(projection: Projection) -> list[tuple[int, SilverColumn]]:
     if of is None:
         return list(enumerate(projection.silver.columns))
     return [(index, column) for index, column in zip(of, projection.silver.columns, strict=True) if index is not None]
-
-
-def _computed_columns(projection: Projection) -> tuple[SilverColumn, ...]:
-    return projection.silver.columns[len(projection.silver.columns) - len(projection.computed) :]
 
 
 def _column_source(source: RelationMapping, index: int) -> ColumnOrigin:
@@ -243,8 +241,11 @@ def source_name(project: Project, table: TableName) -> tuple[str, str]:
 
 def silver_name(project: Project, target: Target) -> tuple[str, str]:
     """Namespace and name of a silver table: by its folder or, where a catalog keeps that to itself, by the catalog."""
-    if target.format == "delta":
-        return "file", str(project.silver_path(target))
+    address = table_ref(project, target).address
+    if address is not None:
+        scheme, _, rest = address.partition("://")
+        store, _, key = rest.partition("/")
+        return (f"{scheme}://{store}", key) if store else ("file", address)
     warehouse = project.iceberg_warehouse or ""
     if "://" not in warehouse:
         catalog = urlsplit(project.iceberg_uri)

@@ -14,29 +14,23 @@ from datetime import UTC, datetime
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.config.project import Project, Target
+from cdc_lake.config.project import Project
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import ACTIVE, PAUSED, Cut, TableState, last_cut
-from cdc_lake.control.quarantine import quarantine_log
+from cdc_lake.control.quarantine import QuarantineLog, quarantine_log
 from cdc_lake.control.snapshots import courses, refetched_tables
 from cdc_lake.control.table_pauses import apply_pause_state, stopped_tables
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
+from cdc_lake.runtime.apply import table_integrity
 from cdc_lake.runtime.apply.merge import ApplyTotals
-from cdc_lake.runtime.apply.table_integrity import (
-    InSync,
-    find_violation,
-    merge_may_be_lost,
-    missing_quarantine_rows,
-    reconcile,
-)
 from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
 from cdc_lake.source.base import format_stream_position
-from cdc_lake.tables.commit_audit import is_latest_version
 from cdc_lake.tables.control_schema import new_run
-from cdc_lake.tables.control_tables import ControlTables, control_tables, lease
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.control_tables import ControlTables, control_tables
+from cdc_lake.tables.open_silver_table import table_log
 
 
 def has_pending_work(project: Project, goal: int | None = None) -> bool:
@@ -63,7 +57,7 @@ def settle_without_spark(project: Project, goal: int | None, report: ProgressRep
         LakeError: The control tables cannot be read or written.
     """
     began, since = datetime.now(UTC), time.monotonic()
-    with lease(project.lease):
+    with apply_lease(project):
         try:
             standing = _load_standing(project, goal)
         except CdcLakeError:
@@ -124,44 +118,31 @@ def _has_work(
             return True
         if any(position < interval.begins <= ahead.upto for interval in course.stretches if interval.later):
             return True
-        if course.renewal(position, None if listed is None else listed.copied) is not None and not _is_paused(listed):
+        paused = listed is not None and listed.state == PAUSED
+        if not paused and course.renewal(position, None if listed is None else listed.copied) is not None:
             return True
     return (
         refetched_tables(snapshots, state.stream, ahead) != frozenset()
         or bool(quarantine.decided_tables(ahead))
         or next(iter(bronze.commits_in_turn(ahead)), None) is not None
-        or any(not _is_settled(project, state, control, target, table) for target, table in _targets(project, tables))
+        or any(not _is_settled(project, state, quarantine, relation, table) for relation, table in tables.items())
     )
 
 
-def _targets(project: Project, tables: Mapping[str, TableState]) -> list[tuple[Target, TableState]]:
-    return [(project.target(TableName.parse(relation)), table) for relation, table in tables.items()]
-
-
 def _is_settled(
-    project: Project, state: StreamCheckpoint, control: ControlTables, target: Target, table: TableState
+    project: Project, state: StreamCheckpoint, quarantine: QuarantineLog, relation: str, table: TableState
 ) -> bool:
     """Whether a table is as in the last cut, and nobody else changed it since."""
-    if table.state == PAUSED:
+    if table.state != ACTIVE or table.version is None:
+        return table.state in {ACTIVE, PAUSED}
+    target = project.target(TableName.parse(relation))
+    if table_integrity.is_untouched(project, target, state, table, quarantine):
         return True
-    if table.state != ACTIVE:
-        return False
-    if table.version is None:
-        return True
-    if missing_quarantine_rows(quarantine_log(control), target, state.epoch, table) is not None:
-        return False
-    if is_latest_version(project, target, table.version) and not merge_may_be_lost(
-        project, target, state.stream, table
-    ):
-        return True
-    committed = read_marker(project, target, state.stream)  # maintenance may have committed; it changes no rows
-    violation = find_violation(project, target, state.stream, table, committed)
-    in_sync = reconcile(table, committed, violation, table.position) == InSync()
+    committed = table_log(project, target).marker(state.stream)  # maintenance may have committed; it changes no rows
+    lost = table_integrity.missing_quarantine_rows(quarantine, target, state.epoch, table)
+    violation = lost or table_integrity.find_violation(project, target, state.stream, table, committed)
+    in_sync = table_integrity.reconcile(table, committed, violation, table.position) == table_integrity.InSync()
     return in_sync and committed.generation == table.generation
-
-
-def _is_paused(table: TableState | None) -> bool:
-    return table is not None and table.state == PAUSED
 
 
 def _pins_enforced(project: Project, control: ControlTables, report: ProgressReporter) -> bool:

@@ -12,7 +12,6 @@ recreates an earlier state.
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 import uuid
@@ -22,25 +21,16 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.span_index import DataFileCache
 from cdc_lake.config.project import Project, Target
 from cdc_lake.connectors.snapshot_copy import Stopped
+from cdc_lake.control.coordination import apply_lease
 from cdc_lake.control.cuts import ACTIVE, FAILED, Cut, TableState, last_cut, write_cut
 from cdc_lake.control.ownership import Ownership
 from cdc_lake.control.quarantine import forget, open_quarantine, quarantine_log, record
 from cdc_lake.control.snapshots import courses, refetched_rows
 from cdc_lake.control.streams import source_table
-from cdc_lake.errors import (
-    CdcLakeError,
-    NothingToRebuild,
-    RebuildNeedsPlace,
-    RebuildPlaceTaken,
-    SparkDied,
-)
-from cdc_lake.model.diagnostic import FormerFields
+from cdc_lake.errors import CdcLakeError, NothingToRebuild, RebuildNeedsPlace, RebuildPlaceTaken, SparkDied
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import NOTHING_DECIDED
 from cdc_lake.model.relation import Relation, TableName
@@ -58,10 +48,10 @@ from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.silver.row_tracing import NOTHING_WAITS, QuarantineState
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_schema import RunRow, new_run
-from cdc_lake.tables.control_tables import control_tables, lease
-from cdc_lake.tables.open_silver_table import store
-from cdc_lake.tables.silver_reader import silver_exists, silver_version
-from cdc_lake.tables.silver_table import FIRST, Marker, read_marker
+from cdc_lake.tables.control_tables import control_tables
+from cdc_lake.tables.delta_table_log import remove_drafts
+from cdc_lake.tables.open_silver_table import store, table_log
+from cdc_lake.tables.silver_table import FIRST, Marker
 from cdc_lake.tables.spark_session import death, derive, start
 from cdc_lake.tables.types import quote_identifier
 
@@ -70,7 +60,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt(FormerFields):
+class Rebuilt:
     """Result of a rebuild. `version`: version of the table that has the content now, None if it was only compared;
     `quarantined`: changes that rules hold; `operations`: schema changes on the way for which a run would have needed
     approval.
@@ -114,11 +104,11 @@ def rebuild(
     if to is not None and into is None:
         raise RebuildNeedsPlace("a live table continues from its watermark; it cannot be kept in a past state")
     name = source_table(table)
-    with lease(project.lease):
+    with apply_lease(project):
         work = Rebuilding(project, name, to, into, report, adopt=adopt)
         if spark is None:
             report(ProgressEvent("rebuild", "starting Spark"))
-            spark = start(project)
+        spark = start(project, spark)
         try:
             return work.run(derive(spark), began, dry_run=dry_run, keys=keys)
         except Exception as cause:
@@ -146,7 +136,11 @@ class Rebuilding:
         self._report = report
         self._reader = bronze_reader(project)
         self._control = control_tables(project)
-        self._state = _state(self._reader, name)
+        state = self._reader.proven()
+        if state is None:
+            text = f"bronze contains nothing of {name}: no stream was started"
+            raise NothingToRebuild(text, where=self._reader.place)
+        self._state = state
         self._log = quarantine_log(self._control, for_new_content=True)
         self._target = project.target(name)
         if into is None and not adopt:
@@ -169,7 +163,7 @@ class Rebuilding:
         self._plan = rebuild_plan(project, self._reader, self._state, name, upto)
         self._grouped = project.group(name) is not None
         self._others = passed_by(project, self._log, self._state, self._cut, self._target, self._plan)
-        self._marker = read_marker(project, self._target, self._state.stream)
+        self._marker = table_log(project, self._target).marker(self._state.stream)
         before = [self._listed.generation] if self._listed is not None else []
         before += [self._marker.generation] if self._marker.position is not None else []
         self._generation = max(before, default=FIRST - 1) + 1
@@ -203,9 +197,8 @@ class Rebuilding:
             seconds=round(time.monotonic() - began, 3),
         )
         facts = {**asdict(rebuilt), "difference": asdict(replace(differences, keys={}))}
-        self._control.record(
-            RunRow(new_run(), "rebuild", started_at, datetime.now(UTC), "done", json.dumps(facts, default=str))
-        )
+        words = json.dumps(facts, default=str)
+        self._control.record(RunRow(new_run(), "rebuild", started_at, datetime.now(UTC), "done", words))
         return rebuilt
 
     def renew(self, spark: SparkSession, stop: threading.Event) -> TableState:
@@ -222,10 +215,9 @@ class Rebuilding:
     @contextmanager
     def _draft_content(self, spark: SparkSession) -> Iterator[tuple[Target, _Held]]:
         """The content in a temporary table, dropped at the end, and its quarantined changes."""
-        folder = self._project.lake / "scratch" / f"{self._project.name}.rebuild"
-        shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
+        namespace = f"scratch/{self._project.name}.rebuild"
+        remove_drafts(self._project, namespace)  # left by a killed process
         self._forget()
-        namespace = str(folder.relative_to(self._project.lake))
         name = f"{self._target.label}.{uuid.uuid4().hex[:8]}"
         # Only the final table is partitioned: the draft is read once, and its format may not support the partitioning.
         undivided = replace(self._target, format="delta", partition_by=(), cluster_by=())
@@ -235,7 +227,7 @@ class Rebuilding:
             check_divided(self._project, self._place, store(spark, self._project, draft).columns() or ())
             yield draft, quarantined
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_drafts(self._project, namespace)
 
     def _free(self, into: str) -> Target:
         """The target for another name. Raises RebuildPlaceTaken."""
@@ -246,8 +238,8 @@ class Rebuilding:
         if place.label in taken_labels:
             raise RebuildPlaceTaken(f"{place.label} is a table of the pipeline itself")
         # A rebuild that died between creating and filling an Iceberg table leaves one without a version.
-        unfinished = place.format == "iceberg" and silver_version(self._project, place) is None
-        if silver_exists(self._project, place) and not unfinished:
+        unfinished = place.format == "iceberg" and table_log(self._project, place).version() is None
+        if table_log(self._project, place).exists() and not unfinished:
             raise RebuildPlaceTaken(f"{place.label} already exists")
         return place
 
@@ -258,40 +250,33 @@ class Rebuilding:
 
     def _build(self, spark: SparkSession, draft: Target) -> _Held:
         """Fill the draft, layout by layout as a run does; returns its quarantined changes at the end."""
-        plan, nearby = self._plan, DataFileCache(self._project.scratch.with_name(f"{self._project.name}.rebuilt-from"))
-        silver = store(spark, self._project, draft)
+        plan, silver = self._plan, store(spark, self._project, draft)
         reached = _At(None, _Held(0, NOTHING_WAITS))
-        try:
-            if plan.layout is not None:
-                first = Span(self._state.epoch, plan.begins - 1, plan.begins)
-                reached = self._step(spark, self._task(draft, first, reached, nearby, layout=plan.layout), reached)
-            for number, part in enumerate(plan.parts, 1):
-                if self._stop.is_set():
-                    raise Stopped
-                reached = self._part(spark, draft, part, reached, nearby)
-                nearby.release()
-                self._report(ProgressEvent("rebuild", self._target.label, number, len(plan.parts), unit="spans"))
-        finally:
-            nearby.close()
+        if plan.layout is not None:
+            first = Span(self._state.epoch, plan.begins - 1, plan.begins)
+            reached = self._step(spark, self._task(draft, first, reached, layout=plan.layout), reached)
+        for number, part in enumerate(plan.parts, 1):
+            if self._stop.is_set():
+                raise Stopped
+            reached = self._part(spark, draft, part, reached)
+            self._report(ProgressEvent("rebuild", self._target.label, number, len(plan.parts), unit="spans"))
         if silver.columns() is None:  # no rows so far
             silver.create(kind_of(draft, self._plan.form).columns(self._shape(spark, draft)), self._state.stream)
         return reached.quarantined
 
-    def _part(self, spark: SparkSession, draft: Target, part: Part, reached: _At, nearby: DataFileCache) -> _At:
+    def _part(self, spark: SparkSession, draft: Target, part: Part, reached: _At) -> _At:
         if part.copy is not None:
-            task = self._task(draft, part.span, reached, nearby, layout=part.copy.layout)
+            task = self._task(draft, part.span, reached, layout=part.copy.layout)
             return self._step(spark, replace(task, copied=Copied(part.commit_ts)), reached)
         span: Span | None = part.span
         while span is not None:
-            full_task = replace(self._task(draft, span, reached, nearby), size=part.size)
+            full_task = replace(self._task(draft, span, reached), size=part.size)
             next_task = full_task if full_task.next_layout is None else full_task.end_before(full_task.next_layout)
             reached = self._step(spark, next_task, reached)
             span = None if next_task is full_task else replace(span, after=next_task.span.upto)
         return reached
 
-    def _task(
-        self, draft: Target, span: Span, reached: _At, nearby: DataFileCache, layout: int | None = None
-    ) -> TableTask:
+    def _task(self, draft: Target, span: Span, reached: _At, layout: int | None = None) -> TableTask:
         files = self._reader.applied_files() if layout is None else self._reader.files()
         decided = self._log.decisions_on(str(draft.source), span) if layout is None else NOTHING_DECIDED
         task = TableTask(
@@ -302,9 +287,8 @@ class Rebuilding:
             files,
             self._reader.layouts([draft.source], None if decided else span),
             reached.quarantined.waiting,
-            read_marker(self._project, draft, self._state.stream),
+            table_log(self._project, draft).marker(self._state.stream),
             layout=layout,
-            near=nearby.local_paths,
             follows=reached.follows,
             allowed=self._allowing,
             all_relations=lambda: self._reader.layouts([draft.source]).values(),
@@ -405,10 +389,3 @@ class _Allowing:
     def __contains__(self, words: object) -> bool:
         self.words.append(str(words))
         return True
-
-
-def _state(reader: BronzeReader, name: TableName) -> StreamCheckpoint:
-    state = reader.proven()
-    if state is None:
-        raise NothingToRebuild(f"bronze contains nothing of {name}: no stream was started", where=reader.place)
-    return state

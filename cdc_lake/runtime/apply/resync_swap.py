@@ -16,7 +16,6 @@ import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from cdc_lake.bronze.contract import StreamCheckpoint
@@ -77,9 +76,7 @@ class ResyncSwapper:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
         self._pool.shutdown(wait=kind is None or issubclass(kind, Exception), cancel_futures=True)
 
@@ -126,8 +123,7 @@ class ResyncSwapper:
             del self._waits[name], self._failed[name]
         gone = [name for name in tables if name in self._courses and not self._courses[name].follows(position)]
         for name in sorted(gone):
-            position_text = format_stream_position(state.stream, tables[name].position)
-            self._say(name, tables[name].table, position_text)
+            self._say(name, tables[name].table, format_stream_position(state.stream, tables[name].position))
         result = self._take_outcome({name: table for name, table in tables.items() if name not in gone}, position)
         for name in sorted(self._courses, key=lambda name: (not self._is_grouped(name), name)):
             copy = self._due(name, result, position)
@@ -170,9 +166,7 @@ class ResyncSwapper:
         table = tables[name]
         if table.state == PAUSED:
             return table
-        flows = self._running is None and self._is_grouped(
-            name
-        )  # the rebuild could not begin: the group continues with its content
+        flows = self._running is None and self._is_grouped(name)  # not begun: the group continues with its content
         if not flows and name in self._courses and self._due(name, tables, position) is not None:
             return replace(table, state=RESYNCING)
         return replace(table, state=FAILED) if table.state == RESYNCING else table
@@ -217,10 +211,8 @@ class ResyncSwapper:
             if listed is None or listed.state not in {FAILED, RESYNCING} or isinstance(outcome, GroupWaits):
                 return tables
             # the copy was to repair what it waited for before
-            return {
-                **tables,
-                name: replace(listed, error=(outcome.code, outcome.message, outcome.for_table(name).remedy)),
-            }
+            error = (outcome.code, outcome.message, outcome.for_table(name).remedy)
+            return {**tables, name: replace(listed, error=error)}
         self.errors.pop(target.label, None)
         course, listed = self._courses[name], tables.get(name)
         if not course.follows(position) or (listed is None and course.renewal(position, outcome.copied) is not None):

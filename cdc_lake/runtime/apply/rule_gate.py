@@ -225,10 +225,8 @@ def _rules(target: Target, projection: Projection, unsent: frozenset[int], *, co
         if isinstance(rule, Expression):
             failing = _false(rule, projection, read & unsent, completed=completed)
         elif not read:
-            raise RuleColumnMissing(
-                f"there is no column `{rule.column}` in {target.source}",
-                where=f"{target.label}, rule {rule_name(rule)}",
-            )
+            where = f"{target.label}, rule {rule_name(rule)}"
+            raise RuleColumnMissing(f"there is no column `{rule.column}` in {target.source}", where=where)
         else:
             (index,) = read
             column = projection.source.columns[index]
@@ -241,11 +239,9 @@ def _value(column: int, projection: Projection, unsent: frozenset[int], *, compl
     """The evaluated value of a column: the one after the change."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - names and counts need no Spark
 
-    return F.col(
-        judged_column(column)
-        if completed and column in unsent
-        else quote_identifier(projection.source.columns[column].name)
-    )
+    if completed and column in unsent:
+        return F.col(judged_column(column))
+    return F.col(quote_identifier(projection.source.columns[column].name))
 
 
 def _false(rule: Expression, projection: Projection, unsent: frozenset[int], *, completed: bool) -> Column:

@@ -17,24 +17,15 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from cdc_lake import errors
 from cdc_lake.bronze.span_index import SpanSummary
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.rules import Expression, RowRule
 from cdc_lake.config.silver_tables import Partition
-from cdc_lake.errors import (
-    DestructiveChange,
-    DivisionChanged,
-    QualityError,
-    RuleColumnMissing,
-    SilverNameShared,
-    TransformChanged,
-    TransformUnfit,
-    Unconvertible,
-    UnexpectedColumn,
-)
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import LAYOUT_DONE, failpoint
@@ -51,6 +42,7 @@ from cdc_lake.silver.transforms import (
     silver_shape,
     taken_columns,
 )
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.schema_evolution import (
     KINDS,
     AddColumn,
@@ -66,14 +58,7 @@ from cdc_lake.tables.schema_evolution import (
     operations,
     unlike,
 )
-from cdc_lake.tables.silver_table import (
-    SilverStore,
-    TableLayout,
-    actual_layout,
-    clustered_once,
-    declared_layout,
-    read_owner,
-)
+from cdc_lake.tables.silver_table import SilverStore, TableLayout, declared_layout, table_ref
 from cdc_lake.tables.types import SilverColumn, is_numeric, quote_identifier, typed_columns
 
 if TYPE_CHECKING:
@@ -156,7 +141,7 @@ def check_computed(target: Target, have: Sequence[SilverColumn], wanted: Sequenc
         kind = types.get(column.name, column.type)
         if column.name in computed and kind != column.type and held_as(column.type) != kind:
             text = f"computed column `{column.name}` of {target.label} would be {column.type}, but is {kind}"
-            raise TransformChanged(text)
+            raise errors.TransformChanged(text)
 
 
 def check_columns(target: Target, have: Iterable[str], relation: Relation, earlier: Iterable[Relation]) -> None:
@@ -176,9 +161,9 @@ def check_columns(target: Target, have: Iterable[str], relation: Relation, earli
             hint = (
                 f"restore `both` in `types`, or run `cdc-lake rebuild {target.source}` to recreate the table without it"
             )
-            raise UnexpectedColumn(text, hint=hint)
+            raise errors.UnexpectedColumn(text, hint=hint)
         if name not in names:
-            raise UnexpectedColumn(f"{target.source} never had the column `{name}` of {target.label}")
+            raise errors.UnexpectedColumn(f"{target.source} never had the column `{name}` of {target.label}")
 
 
 def _in_silver(change: SchemaChange, before: dict[str, str], after: dict[str, str]) -> SchemaChange | None:
@@ -261,7 +246,7 @@ def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[s
     knows the resulting values.
     """
     if words := [change.text(target.label) for change in changes if unconvertible(change)]:
-        raise Unconvertible(f"{target.source} was altered: {'; '.join(words)}", hint=copied_again(target))
+        raise errors.Unconvertible(f"{target.source} was altered: {'; '.join(words)}", hint=copied_again(target))
     needed = [change.text(target.label) for change in changes if change.destructive]
     if missing := [words for words in needed if words not in allowed]:
         options = " ".join(f"--allow {shlex.quote(words)}" for words in missing)
@@ -273,7 +258,7 @@ def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[s
             hint += (
                 f"; if that is wrong, or if you are not sure, `cdc-lake resync {target.source}` copies the table again"
             )
-        raise DestructiveChange(f"{target.source} was altered: {'; '.join(missing)}", hint=hint)
+        raise errors.DestructiveChange(f"{target.source} was altered: {'; '.join(missing)}", hint=hint)
 
 
 def unconvertible(change: SchemaChange) -> bool:
@@ -342,22 +327,20 @@ _PARTITIONS: Final = re.compile(r"smallint|int|bigint|float|double|decimal\(.*\)
 
 def check_made(project: Project, target: Target) -> TableLayout | None:
     """How the table was created, None if it does not exist. Raises TransformChanged, DivisionChanged."""
-    actual, declared = actual_layout(project, target), declared_layout(target)
+    actual, declared = table_log(project, target).layout(), declared_layout(target)
     if actual is None:
         return None
     if actual.transforms != declared.transforms:
         keys = "`columns`, `exclude`, `rename`, `compute` or `where`"
-        raise TransformChanged(
-            f"{target.label} was created with other {keys} than the pipeline has now",
-            where=_config_location(project, target),
-        )
+        text = f"{target.label} was created with other {keys} than the pipeline has now"
+        raise errors.TransformChanged(text, where=project.key_location(target, "from"))
     if actual.partition_by != declared.partition_by:
         have = ", ".join(actual.partition_by) or "nothing"
         text = (
             f"{target.label} is partitioned by {have}, but the pipeline says "
             f"{', '.join(declared.partition_by) or 'nothing'}"
         )
-        raise DivisionChanged(text, where=_config_location(project, target, "partition_by"))
+        raise errors.DivisionChanged(text, where=project.key_location(target, "partition_by"))
     return actual
 
 
@@ -374,14 +357,14 @@ def divide(project: Project, target: Target, silver: SilverStore, columns: Seque
 
 def check_divisible(project: Project, target: Target) -> None:
     """Raise DivisionChanged if the existing table can never be partitioned as the pipeline file says now."""
-    if target.partition_by and clustered_once(project, target):
+    if target.partition_by and table_log(project, target).was_clustered():
         text = f"{target.label} was clustered, and Delta cannot partition a table that was"
-        place = project.silver_path(target)
+        address = table_ref(project, target).address
         hint = (
-            f"remove `partition_by`, or move {place} away and rebuild the table: its older versions are lost with "
+            f"remove `partition_by`, or move {address} away and rebuild the table: its older versions are lost with "
             "the folder"
         )
-        raise DivisionChanged(text, where=_config_location(project, target, "partition_by"), hint=hint)
+        raise errors.DivisionChanged(text, where=project.key_location(target, "partition_by"), hint=hint)
 
 
 def check_divided(project: Project, target: Target, columns: Sequence[SilverColumn]) -> None:
@@ -391,7 +374,7 @@ def check_divided(project: Project, target: Target, columns: Sequence[SilverColu
     for key, name in [*partition_columns, *(("cluster_by", name) for name in target.cluster_by)]:
         if name not in names:
             text = f"`{key}` names `{name}`, but {target.label} has no such column"
-            raise TransformUnfit(text, where=_config_location(project, target, key))
+            raise errors.TransformUnfit(text, where=project.key_location(target, key))
     check_partition_types(project, target, columns)
 
 
@@ -405,7 +388,7 @@ def check_partition_types(project: Project, target: Target, columns: Sequence[Si
     for column in columns:
         if column.name not in divided or _PARTITIONS.fullmatch(column.type):
             continue
-        actual = actual_layout(project, target) if column.type == "string" else None
+        actual = table_log(project, target).layout() if column.type == "string" else None
         if actual is not None and column.name in actual.partition_by:
             continue
         why = "an empty text would be stored as NULL" if column.type == "string" else "Delta cannot"
@@ -414,20 +397,15 @@ def check_partition_types(project: Project, target: Target, columns: Sequence[Si
             f"use `cluster_by: [{column.name}]`, or `format: iceberg` for the table; or partition it by a numeric, "
             "boolean or date column"
         )
-        raise TransformUnfit(text, where=_config_location(project, target, "partition_by"), hint=hint)
+        raise errors.TransformUnfit(text, where=project.key_location(target, "partition_by"), hint=hint)
 
 
 def check_layout_divisible(project: Project, target: Target, relation: Relation) -> None:
     """The same for a layout of the source table, without Spark; types of computed columns are unknown."""
     columns = typed_columns(relation, target.types)
     names = taken_columns(columns, target.transforms)
-    check_partition_types(
-        project, target, [SilverColumn(name, columns[index].type.sql) for index, name in names.items()]
-    )
-
-
-def _config_location(project: Project, target: Target, key: str = "from") -> str:
-    return project.key_location(target, key)
+    silver_columns = [SilverColumn(name, columns[index].type.sql) for index, name in names.items()]
+    check_partition_types(project, target, silver_columns)
 
 
 def check_fit(project: Project, target: Target, shape: RelationMapping) -> None:
@@ -436,7 +414,9 @@ def check_fit(project: Project, target: Target, shape: RelationMapping) -> None:
         raise problem
 
 
-def misfits(project: Project, target: Target, shape: RelationMapping, *, expressions: bool) -> Iterator[QualityError]:
+def misfits(
+    project: Project, target: Target, shape: RelationMapping, *, expressions: bool
+) -> Iterator[errors.QualityError]:
     """The problems of row rules that cannot evaluate rows of `shape`."""
     for index, rule in enumerate(target.rules):
         if not isinstance(rule, RowRule) or (isinstance(rule, Expression) and not expressions):
@@ -444,7 +424,7 @@ def misfits(project: Project, target: Target, shape: RelationMapping, *, express
         key = "expression" if isinstance(rule, Expression) else "column"
         try:
             _fits(rule, shape, place := project.place(target, f"rules[{index}].{key}"))
-        except QualityError as problem:
+        except errors.QualityError as problem:
             problem.where = place
             yield problem
 
@@ -455,7 +435,7 @@ def _fits(rule: RowRule, shape: RelationMapping, place: str) -> None:
         return
     column = shape.position(rule.column)
     if column is None:
-        raise RuleColumnMissing(f"there is no column `{rule.column}` in {shape.relation.table}", where=place)
+        raise errors.RuleColumnMissing(f"there is no column `{rule.column}` in {shape.relation.table}", where=place)
     check_rule(rule, shape.columns[column].type)
 
 
@@ -463,7 +443,9 @@ def check_possible(project: Project, target: Target, kind: Kind) -> None:
     """Raise TransformUnfit for transforms of a table whose rows are identified by all their values."""
     if target.transforms.any and kind.identity is RowIdentity.CONTENT:
         where = project.key_location(target, "from")
-        raise TransformUnfit(f"{target.source} has no key, and transforms need one, or `kind: append`", where=where)
+        raise errors.TransformUnfit(
+            f"{target.source} has no key, and transforms need one, or `kind: append`", where=where
+        )
 
 
 def projection_of(spark: SparkSession, project: Project, target: Target, shape: RelationMapping) -> Projection:
@@ -471,10 +453,7 @@ def projection_of(spark: SparkSession, project: Project, target: Target, shape: 
     transforms = target.transforms
     if not transforms.any:
         return plain(shape)
-
-    def place(key: str) -> str:
-        return project.key_location(target, key)
-
+    place = partial(project.key_location, target)
     computed = {
         name: analyze_expression(spark, shape.columns, sql, place(f"compute.{name}"))
         for name, sql in transforms.compute
@@ -483,7 +462,7 @@ def projection_of(spark: SparkSession, project: Project, target: Target, shape: 
         None if transforms.where is None else analyze_expression(spark, shape.columns, transforms.where, place("where"))
     )
     if where is not None and where.type != "boolean":
-        raise TransformUnfit(f"`where` must be boolean, but is of type {where.type}", where=place("where"))
+        raise errors.TransformUnfit(f"`where` must be boolean, but is of type {where.type}", where=place("where"))
     types = {name: expression.type for name, expression in computed.items()}
     silver = silver_shape(shape, transforms, types, target.label, place)
     with_own(silver.source)  # the source's columns exist next to working columns meanwhile
@@ -508,32 +487,32 @@ def words_read(target: Target) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", " ".join(texts).casefold())) | judged
 
 
-def shared_names(project: Project, tables: Iterable[TableName]) -> dict[TableName, SilverNameShared]:
+def shared_names(project: Project, tables: Iterable[TableName]) -> dict[TableName, errors.SilverNameShared]:
     """Why tables cannot have a silver table of their own, by table."""
     by_name: defaultdict[str, list[TableName]] = defaultdict(list)
     for table in sorted(set(tables)):
         by_name[project.target(table).label.casefold()].append(table)
-    result: dict[TableName, SilverNameShared] = {}
+    result: dict[TableName, errors.SilverNameShared] = {}
     for several in by_name.values():
         if len(several) > 1:
             listed = ", ".join(f"`{table}`" for table in several[:-1])
             label = project.target(several[0]).label
             text = f"{listed} and `{several[-1]}` would both be written to {label}"
             result |= {
-                table: SilverNameShared(text, where=project.key_location(project.target(table), "to"))
+                table: errors.SilverNameShared(text, where=project.key_location(project.target(table), "to"))
                 for table in several
             }
     return result
 
 
-def refused_names(project: Project, tables: Iterable[TableName]) -> dict[TableName, SilverNameShared]:
+def refused_names(project: Project, tables: Iterable[TableName]) -> dict[TableName, errors.SilverNameShared]:
     """The same, without the table for which the silver table was created: it is merged nevertheless."""
     shared = shared_names(project, tables)
     return {table: error for table, error in shared.items() if not _is_of(project, table)}
 
 
 def _is_of(project: Project, table: TableName) -> bool:
-    owner = read_owner(project, project.target(table))
+    owner = table_log(project, project.target(table)).owner()
     return owner is not None and owner.source == str(table)
 
 

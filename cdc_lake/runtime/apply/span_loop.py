@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import CommitRow
+from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Project
 from cdc_lake.connectors.open_stream import backlog
 from cdc_lake.control.cuts import (
@@ -39,14 +39,14 @@ from cdc_lake.control.quarantine import quarantine_log
 from cdc_lake.control.snapshots import beginning, initial_copies, refetched_tables
 from cdc_lake.control.streams import undecoded_error
 from cdc_lake.control.table_pauses import apply_pause_state, stopped_tables
-from cdc_lake.errors import SilverNotOwned, SnapshotIncomplete, TransactionUndecoded
+from cdc_lake.errors import SilverNotOwned, SnapshotIncomplete
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import TableName
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter, of_run
 from cdc_lake.observability.failpoints import ALL_MERGED, CUT_WRITTEN, failpoint
 from cdc_lake.runtime.apply.merge import ApplyTotals
 from cdc_lake.runtime.apply.resync_swap import ResyncSwapper
-from cdc_lake.runtime.apply.span_planning import SpanPlan, TableTask, next_span, parts_of
+from cdc_lake.runtime.apply.span_planning import SpanPlan, TableTask, next_span, parts_of, span_limits
 from cdc_lake.runtime.apply.spark_sessions import SparkLives
 from cdc_lake.runtime.apply.table_planner import Load, TablePlanner
 from cdc_lake.runtime.apply.table_span import stopped_by_rule
@@ -54,7 +54,8 @@ from cdc_lake.runtime.cut_retention import JudgingClock, Keeper
 from cdc_lake.source.base import domain_of, format_stream_position
 from cdc_lake.tables.control_schema import new_run
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-from cdc_lake.tables.silver_table import read_marker
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.spark_session import cluster_cores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +81,7 @@ def first_content(
         if (error := shared.get(copy.relation)) is not None:  # the marker belongs to another table's rows
             tables[relation] = planner.set_aside(target, copy.position - 1, error, None)
             continue
-        marker = read_marker(project, target, state.stream)
+        marker = table_log(project, target).marker(state.stream)
         adopts = planner.adopts(target)
         if adopts is True:
             marker = replace(marker, position=None, version=None)  # its content is not a base to continue from
@@ -103,7 +104,7 @@ def first_content(
     tables = planner.merge(prepared)
     for relation, table in tables.items():
         if table.version is None and table.state == ACTIVE:
-            version = read_marker(project, project.target(TableName.parse(relation)), state.stream).version
+            version = table_log(project, project.target(TableName.parse(relation))).marker(state.stream).version
             tables[relation] = replace(table, version=version)
     return Cut(beginning(control, state), tables)
 
@@ -132,6 +133,7 @@ class SpanLoop:
         self._waiting: str | None = None
         self._verified = False
         self._project = project
+        self._spark = spark
         self._run = new_run()
         self._report = report = of_run(self._run, report)
         self._bronze = bronze_reader(project)
@@ -147,11 +149,9 @@ class SpanLoop:
         self._renewing.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._renewing.__exit__(kind, value, trace)
-        self._planner.__exit__(kind, value, trace)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._renewing.__exit__(kind)
+        self._planner.__exit__(kind)
 
     @property
     def totals(self) -> ApplyTotals:
@@ -191,7 +191,9 @@ class SpanLoop:
             self.totals.upto = position
             self._report(backlog("applied", position, begins, top, domain_of(state.stream)))
             if position < top or position == mark:
-                tables = self._recheck_recent_commits(state, self._apply_pauses(state, tables, position), position)
+                listed = self._apply_pauses(state, tables, position)
+                tables = self._planner.recheck_recent_commits(state, listed)
+                self._cut_again(state, position, listed, tables)
                 tables = self._take_renewed_tables(state, tables, position, stop)
         while not self._waits and self._renewing.outcome(stop):
             tables = self._take_renewed_tables(state, tables, position, stop)
@@ -201,8 +203,7 @@ class SpanLoop:
 
     def record(self, seconds: float, outcome: str) -> None:
         """Write the row of this run into `runs`."""
-        ended = datetime.now(UTC)
-        self._control.record(self.totals.run_row(self._began, ended, outcome, seconds))
+        self._control.record(self.totals.run_row(self._began, datetime.now(UTC), outcome, seconds))
 
     def _begin(self, state: StreamCheckpoint) -> Cut:
         """The first cut of a stream."""
@@ -217,17 +218,20 @@ class SpanLoop:
     def _next_transactions(self, state: StreamCheckpoint, ahead: Span) -> list[CommitRow]:
         """The transactions of the next span, empty if there are none. Raises TransactionUndecoded."""
         commits = self._bronze.commits_in_turn(ahead)
-        span_commits, stuck = next_span(commits, self._project.pipeline.apply)
+        span_commits, stuck = next_span(commits, self._limits)
         if stuck is not None:
-            self._stop_before(undecoded_error(state.stream, stuck))
+            error = undecoded_error(state.stream, stuck)
+            if not self._waits:
+                raise error
+            if self._waiting != error.message:
+                self._report(ProgressEvent("apply", f"silver waits: {error.message}", facts={"code": error.code}))
+            self._waiting = error.message
         return span_commits
 
-    def _stop_before(self, error: TransactionUndecoded) -> None:
-        if not self._waits:
-            raise error
-        if self._waiting != error.message:
-            self._report(ProgressEvent("apply", f"silver waits: {error.message}", facts={"code": error.code}))
-        self._waiting = error.message
+    @property
+    def _limits(self) -> Apply:
+        """Limits of a span on the cores that the cluster has now."""
+        return span_limits(self._project.pipeline.apply, cluster_cores(self._spark))
 
     def _has_other_work(self, state: StreamCheckpoint, ahead: Span, *, marked: bool) -> bool:
         """Whether a span without transactions has repaired rows or decisions on quarantined changes, or ends where a
@@ -308,17 +312,9 @@ class SpanLoop:
             stays = {name: replace(now[name], state=RESYNCING) for name in new if now[name].state == FAILED}
             self._cut(state, position, None, now | stays)
         reached = self._catch_up(state, now, position, stop)
-        return (
-            self._take_renewed_tables(state, reached, position, stop) if self._renewing.can_retry(reached) else reached
-        )
-
-    def _recheck_recent_commits(
-        self, state: StreamCheckpoint, tables: dict[str, TableState], position: int
-    ) -> dict[str, TableState]:
-        """The tables; those whose commits another program replaced wait to catch up."""
-        now = self._planner.recheck_recent_commits(state, tables)
-        self._cut_again(state, position, tables, now)
-        return now
+        if self._renewing.can_retry(reached):
+            return self._take_renewed_tables(state, reached, position, stop)
+        return reached
 
     def _cut_again(
         self, state: StreamCheckpoint, position: int, listed: dict[str, TableState], tables: dict[str, TableState]
@@ -335,9 +331,9 @@ class SpanLoop:
         """Limit a table's catching up to what one span takes."""
         if task.snapshot:
             return task
-        bounds, relation = self._project.pipeline.apply, str(task.target.source)
+        relation = str(task.target.source)
         commits = (commit for commit in self._bronze.commits_in_turn(task.span) if relation in commit.counts)
-        parts = parts_of(commits, relation, task.span, bounds)
+        parts = parts_of(commits, relation, task.span, self._limits)
         first = next(parts, None)
         return task if first is None or next(parts, None) is None else task.end_before(first.span.upto + 1)
 

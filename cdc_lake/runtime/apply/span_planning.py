@@ -10,26 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
+from typing import Final
 
 import pyarrow.compute as pc
 
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.reader import BronzeReader, CommitRow, span_filter
-from cdc_lake.bronze.span_index import SpanSummary, as_they_are, outline
+from cdc_lake.bronze.span_index import SpanSummary, outline
 from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Project, Target
+from cdc_lake.control import snapshots
 from cdc_lake.control.cuts import TableState, content_before
 from cdc_lake.control.quarantine import quarantine_log
-from cdc_lake.control.snapshots import (
-    CaptureInterval,
-    CopiedTable,
-    TableTimeline,
-    beginning,
-    courses,
-    initial_copies,
-    refetched_rows,
-)
 from cdc_lake.control.streams import undecoded_error
 from cdc_lake.errors import CdcLakeError, NothingToRebuild, PastTrimmed, PositionUnavailable, SnapshotIncomplete
 from cdc_lake.model.position import Span
@@ -55,8 +49,8 @@ class TableTask:
     """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end.
 
     `quarantine`: before the span; `stood`: the table's marker when the span was chosen; `size`: upper bound of the
-    changes' bytes as received, None if unknown; `near`: where Spark reads data files; `follows`: the layout of silver's
-    rows, None if unknown; `allowed`: approved destructive operations; `all_relations`: all layouts of the table;
+    changes' bytes as received, None if unknown; `follows`: the layout of silver's rows, None if unknown; `allowed`:
+    approved destructive operations; `all_relations`: all layouts of the table;
     `summary`: the summary of the span, if read; `rereads`, `decided`: repaired rows and decisions that take effect in
     the span; `quarantined_units`: transactions held as a whole; `copied`: the snapshot's rows end all rows of silver,
     None if there are none; `adopts`: the table belongs to somebody else, and is replaced on purpose; `form`: the
@@ -73,7 +67,6 @@ class TableTask:
     stood: Marker
     layout: int | None = None
     size: int | None = None
-    near: Callable[[Files, Sequence[str]], list[str]] = as_they_are
     follows: Relation | None = None
     allowed: Container[str] = frozenset()
     all_relations: Callable[[], Iterable[Relation]] = tuple
@@ -150,7 +143,7 @@ class Part:
 
     span: Span
     size: int
-    copy: CopiedTable | None = None
+    copy: snapshots.CopiedTable | None = None
     commit_ts: datetime | None = None
 
 
@@ -175,7 +168,7 @@ def rebuild_plan(
     control = control_tables(project)
     check_own_past(project.target(table), control, state, reader)
     rows = control.snapshots()
-    course = courses(rows, state.stream).get(str(table), TableTimeline())
+    course = snapshots.courses(rows, state.stream).get(str(table), snapshots.TableTimeline())
     stretches = [
         _as_landed(reader, state.epoch, interval) for interval in _stretches(project.target(table), course, upto)
     ]
@@ -199,7 +192,7 @@ def rebuild_plan(
         own_parts = list(parts_of(touched, str(table), span, project.pipeline.apply))
         rest = Span(span.epoch, own_parts[-1].span.upto if own_parts else span.after, span.upto)
         decided = quarantine_log(control, for_new_content=True).decisions_on(str(table), rest)
-        if decided or refetched_rows(rows, state.stream, str(table), rest):
+        if decided or snapshots.refetched_rows(rows, state.stream, str(table), rest):
             own_parts.append(Part(rest, 0))
         parts += own_parts
     last = stretches[-1]
@@ -224,13 +217,13 @@ def check_own_past(target: Target, control: ControlTables, state: StreamCheckpoi
         raise PastTrimmed(words, where=reader.place, hint=hint)
 
 
-def _stretches(target: Target, course: TableTimeline, upto: int) -> list[CaptureInterval]:
+def _stretches(target: Target, course: snapshots.TableTimeline, upto: int) -> list[snapshots.CaptureInterval]:
     """The intervals of a table's timeline up to a position that a rebuild reads."""
     begun = [stretch for stretch in course.stretches if stretch.begins <= upto] or [course.stretches[0]]
     return begun if target.keeps_past else begun[-1:]
 
 
-def _as_landed(reader: BronzeReader, epoch: int, stretch: CaptureInterval) -> CaptureInterval:
+def _as_landed(reader: BronzeReader, epoch: int, stretch: snapshots.CaptureInterval) -> snapshots.CaptureInterval:
     """The interval with the layout of its copied rows, which up to 0.3.0 was recorded as before redaction."""
     copy = stretch.copy
     if copy is None or copy.layout in (layouts := reader.layouts([copy.relation])) or not layouts:
@@ -239,31 +232,26 @@ def _as_landed(reader: BronzeReader, epoch: int, stretch: CaptureInterval) -> Ca
     return replace(stretch, copy=replace(copy, layout=rows.runs[-1].layout if rows.runs else next(iter(layouts))))
 
 
-def _check_captured(state: StreamCheckpoint, table: TableName, last: CaptureInterval, begins: int, upto: int) -> None:
+def _check_captured(
+    state: StreamCheckpoint, table: TableName, last: snapshots.CaptureInterval, begins: int, upto: int
+) -> None:
+    format_position = partial(format_stream_position, state.stream)
+    reason = None
     if not begins <= upto <= state.upto:
-        captured = (
-            f"from {format_stream_position(state.stream, begins)} to {format_stream_position(state.stream, state.upto)}"
-        )
-        raise PositionUnavailable(
-            f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {captured}"
-        )
-    if last.left is not None and last.left < upto:
-        left = (
-            f"it was removed from the stream at {format_stream_position(state.stream, last.left)}, and has not been "
-            "copied since"
-        )
-        raise PositionUnavailable(
-            f"bronze has no state of {table} at {format_stream_position(state.stream, upto)}: {left}"
-        )
+        reason = f"from {format_position(begins)} to {format_position(state.upto)}"
+    elif last.left is not None and last.left < upto:
+        reason = f"it was removed from the stream at {format_position(last.left)}, and has not been copied since"
+    if reason is not None:
+        raise PositionUnavailable(f"bronze has no state of {table} at {format_position(upto)}: {reason}")
 
 
-def _ends(stretch: CaptureInterval, following: CaptureInterval | None, upto: int) -> int:
+def _ends(stretch: snapshots.CaptureInterval, following: snapshots.CaptureInterval | None, upto: int) -> int:
     """Where an interval ends: before the next copy, which contains the transaction that ends at its position."""
     before = upto if following is None else following.begins - 1
     return before if stretch.left is None else min(before, stretch.left)
 
 
-def _copy_part(copy: CopiedTable, epoch: int, commits: Sequence[CommitRow]) -> Part:
+def _copy_part(copy: snapshots.CopiedTable, epoch: int, commits: Sequence[CommitRow]) -> Part:
     before = [
         commit.commit_ts for commit in commits if commit.commit_ts is not None and commit.position <= copy.position
     ]
@@ -275,9 +263,9 @@ def _beginning(project: Project, control: ControlTables, state: StreamCheckpoint
     if project.pipeline.snapshot.mode == "none":
         rows = [row for row in control.streams() if row.stream == state.stream]
         return rows[-1].start if rows else 0
-    if initial_copies(control.snapshots(), state.stream) is None:
+    if snapshots.initial_copies(control.snapshots(), state.stream) is None:
         raise SnapshotIncomplete("the initial copy is not complete yet: there is nothing to build a table from")
-    return beginning(control, state)
+    return snapshots.beginning(control, state)
 
 
 def _last_layout(reader: BronzeReader, table: TableName, span: Span) -> int | None:
@@ -307,6 +295,18 @@ def parts_of(commits: Iterable[CommitRow], relation: str, ahead: Span, bounds: A
         rows, size, end = rows + changes, size + commit.size, commit.position
     if rows:
         yield Part(Span(ahead.epoch, after, end), size)
+
+
+_LARGEST: Final = 8  # times the default, so that the summary of a span's changes fits the driver
+
+
+def span_limits(settings: Apply, cores: int | None) -> Apply:
+    """The settings, with limits of a span that suit a cluster of so many cores if the pipeline file has none."""
+    if cores is None:
+        return settings
+    factor = min(_LARGEST, max(1, cores // 2))
+    defaults = {"span_rows", "span_bytes"} - settings.model_fields_set
+    return settings.model_copy(update={name: getattr(settings, name) * factor for name in defaults})
 
 
 def next_span(ahead: Iterable[CommitRow], bounds: Apply) -> tuple[list[CommitRow], CommitRow | None]:

@@ -11,25 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from types import TracebackType
+from threading import current_thread
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+from cdc_lake import errors
 from cdc_lake.config.project import Target
-from cdc_lake.errors import (
-    ApplyFailed,
-    BaseRowMissing,
-    CdcLakeError,
-    ClockBehind,
-    SparkDied,
-    TableEndsSpark,
-    Unconvertible,
-)
 from cdc_lake.runtime.apply.schema_changes import copied_again
 from cdc_lake.silver.current import MISSING_ROW
 from cdc_lake.silver.net_change import MISSING_BASE
 from cdc_lake.tables.casts import UNREADABLE
-from cdc_lake.tables.spark_session import death, derive
+from cdc_lake.tables.spark_session import death, derive, on_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +49,7 @@ class SparkLives:
 
     suspects: set[str] = field(default_factory=set)
     blamed: Counter[str] = field(default_factory=Counter)
-    given_up: dict[str, CdcLakeError] = field(default_factory=dict)
+    given_up: dict[str, errors.CdcLakeError] = field(default_factory=dict)
     working: set[str] = field(default_factory=set)
 
     def record_end(self, how: str) -> None:
@@ -65,7 +58,9 @@ class SparkLives:
             [label] = self.working
             self.blamed[label] += 1
             if self.blamed[label] >= _TWICE:
-                self.given_up[label] = TableEndsSpark(f"Spark's Java process ended twice because of {label} ({how})")
+                self.given_up[label] = errors.TableEndsSpark(
+                    f"Spark's Java process ended twice because of {label} ({how})"
+                )
         self.suspects |= self.working
         self.working = set()
 
@@ -93,9 +88,7 @@ class Sessions:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         now = kind is not None and not issubclass(kind, Exception)  # interrupted twice
         self._pool.shutdown(wait=not now, cancel_futures=True)
 
@@ -111,17 +104,20 @@ class Sessions:
 
         def run_item(item: _T) -> _R:
             if how := death(self._spark):
-                raise SparkDied(how)
+                raise errors.SparkDied(how)
+            if on_cluster(self._spark):  # fairly: the tasks of a small table do not wait for all those of a large one
+                self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", current_thread().name)
             working.add(label(item))
             result = work(item)
-            if not isinstance(result, CdcLakeError) or death(self._spark) is None:
+            if not isinstance(result, errors.CdcLakeError) or death(self._spark) is None:
                 working.discard(label(item))
             return result
 
         self._lives.working = working
-        results = list(self._pool.map(run_item, items))
+        contexts = [copy_context() for _ in items]  # with the lease of this thread
+        results = list(self._pool.map(lambda context, item: context.run(run_item, item), contexts, items))
         if how := death(self._spark):
-            raise SparkDied(how)
+            raise errors.SparkDied(how)
         return results
 
 
@@ -130,21 +126,21 @@ def translate_errors(target: Target) -> Iterator[None]:
     """Convert errors that Spark raises to errors of cdc_lake that name the table."""
     try:
         yield
-    except Unconvertible as failure:
+    except errors.Unconvertible as failure:
         failure.remedy = copied_again(target)
         raise
-    except CdcLakeError:
+    except errors.CdcLakeError:
         raise
     except Exception as cause:  # any error of Spark is this table's failure
         raise _explain_error(cause, target) from cause
 
 
-def capture_errors(work: Callable[[], _R], target: Target) -> _R | CdcLakeError:
+def capture_errors(work: Callable[[], _R], target: Target) -> _R | errors.CdcLakeError:
     """The result, or the error as `translate_errors` raises it."""
     try:
         with translate_errors(target):
             return work()
-    except CdcLakeError as failure:
+    except errors.CdcLakeError as failure:
         return failure
 
 
@@ -163,19 +159,19 @@ def _of_a_past(target: Target) -> str:
     )
 
 
-def _explain_error(cause: Exception, target: Target) -> CdcLakeError:
+def _explain_error(cause: Exception, target: Target) -> errors.CdcLakeError:
     text = str(cause)
-    error: CdcLakeError
+    error: errors.CdcLakeError
     if MISSING_ROW in text or MISSING_BASE in text:
         words = f"a change refers to a row that {target.label} does not have"
-        error = BaseRowMissing(words, hint=_of_a_past(target) if target.keeps_past else None)
+        error = errors.BaseRowMissing(words, hint=_of_a_past(target) if target.keeps_past else None)
     elif UNREADABLE in text:
         words = f"old rows of {target.label} contain texts that are not values of their column's new type"
-        error = Unconvertible(words, hint=copied_again(target))
+        error = errors.Unconvertible(words, hint=copied_again(target))
     elif any(words in text for words in _OLDER_THAN_THE_LAST):
-        error = ClockBehind(f"the latest snapshot of {target.label} is later than this machine's clock")
+        error = errors.ClockBehind(f"the latest snapshot of {target.label} is later than this machine's clock")
     elif (lack := next((name for name in _NOT_ENOUGH if name in text), None)) is not None:
-        error = TableEndsSpark(f"Spark had too little space to work on {target.label}: {lack}")
+        error = errors.TableEndsSpark(f"Spark had too little space to work on {target.label}: {lack}")
     else:
-        error = ApplyFailed(f"{target.label} could not be merged: {_error_kind(cause)}")
+        error = errors.ApplyFailed(f"{target.label} could not be merged: {_error_kind(cause)}")
     return error

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.config.project import Project, Target
-from cdc_lake.control.cuts import TableState
+from cdc_lake.control.cuts import ACTIVE, TableState
 from cdc_lake.control.quarantine import QuarantineLog, recorded_keys
 from cdc_lake.errors import CdcLakeError, OtherWriter, QuarantineLost, SilverLost, SilverRestored
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
-from cdc_lake.tables.commit_audit import find_foreign_commit, is_version_replaced
+from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.silver_table import Marker
 
 
@@ -103,13 +104,12 @@ def find_violation(
     if older:  # at the same version, too: another program may have replaced it
         text = f"it has generation {committed.generation}, but the latest cut lists {recorded.generation}"
         return SilverRestored(f"{target.label} was restored to older content: {text}", where=target.label)
-    foreign_commit = find_foreign_commit(project, target, stream, recorded.version, version, recorded.generation)
+    foreign_commit = table_log(project, target).foreign_commit(stream, recorded.version, version, recorded.generation)
     if foreign_commit is None:
         return first_merge_was_lost(project, target, stream, recorded, committed)
     if foreign_commit.put_back:
-        return SilverRestored(
-            f"{target.label} was restored to older content: {foreign_commit.text}", where=target.label
-        )
+        text = f"{target.label} was restored to older content: {foreign_commit.text}"
+        return SilverRestored(text, where=target.label)
     return OtherWriter(f"{target.label} was modified outside cdc_lake: {foreign_commit.text}", where=target.label)
 
 
@@ -120,7 +120,7 @@ def merge_may_be_lost(project: Project, target: Target, stream: str, recorded: T
     """
     if recorded.version is None or recorded.merged is None:
         return False
-    return is_version_replaced(project, target, stream, recorded.version, recorded.merged)
+    return table_log(project, target).is_replaced(stream, recorded.version, recorded.merged)
 
 
 def was_merged_again(project: Project, target: Target, stream: str, recorded: TableState, committed: Marker) -> bool:
@@ -156,6 +156,19 @@ def missing_quarantine_rows(
         return None
     keys = f"{recorded.quarantined_keys} quarantined keys of {target.label}"
     return QuarantineLost(f"the latest cut counts {keys}, but {present} are recorded", where=target.label)
+
+
+def is_untouched(
+    project: Project, target: Target, state: StreamCheckpoint, recorded: TableState, quarantine: QuarantineLog
+) -> bool:
+    """Whether a table is certainly as in the last cut, judged by its version alone."""
+    return (
+        recorded.state == ACTIVE
+        and recorded.version is not None
+        and table_log(project, target).is_latest(recorded.version)
+        and not merge_may_be_lost(project, target, state.stream, recorded)
+        and missing_quarantine_rows(quarantine, target, state.epoch, recorded) is None
+    )
 
 
 def is_tolerated(project: Project, violation: CdcLakeError) -> bool:

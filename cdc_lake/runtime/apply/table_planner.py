@@ -10,25 +10,18 @@ import time
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from cdc_lake.bronze.contract import StreamCheckpoint
 from cdc_lake.bronze.data_files import Files
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.span_index import SPLIT_FROM, DataFileCache, SpanPartitioner, as_they_are, outline
+from cdc_lake.bronze.span_index import SPLIT_FROM, outline, span_partitioner
 from cdc_lake.config.project import Project, Target
 from cdc_lake.control.cuts import ACTIVE, FAILED, NOT_ADVANCING, PAUSED, TableState, content_before, state_from_marker
 from cdc_lake.control.ownership import Ownership, adoption
 from cdc_lake.control.quarantine import QuarantineLog, open_quarantine, quarantine_log, record
 from cdc_lake.control.snapshots import initial_copies, refetched_rows, refetched_tables
-from cdc_lake.errors import (
-    CdcLakeError,
-    ConcurrentModification,
-    SilverNameShared,
-    SilverNotOwned,
-    SpanTrimmed,
-)
+from cdc_lake.errors import CdcLakeError, ConcurrentModification, SilverNameShared, SilverNotOwned, SpanTrimmed
 from cdc_lake.errors.base import without_table_copies
 from cdc_lake.model.position import Span
 from cdc_lake.model.relation import Relation, TableName
@@ -46,6 +39,7 @@ from cdc_lake.runtime.apply.table_integrity import (
     Violated,
     find_violation,
     is_tolerated,
+    is_untouched,
     merge_may_be_lost,
     missing_quarantine_rows,
     reconcile,
@@ -55,10 +49,10 @@ from cdc_lake.runtime.apply.table_span import MergePlan, prepare
 from cdc_lake.runtime.apply.transaction_groups import GroupSteps
 from cdc_lake.silver.row_tracing import NOTHING_WAITS
 from cdc_lake.source.base import format_stream_position, takes_table_copies
-from cdc_lake.tables.commit_audit import is_latest_version
 from cdc_lake.tables.control_schema import SnapshotRow
 from cdc_lake.tables.control_tables import control_tables
-from cdc_lake.tables.silver_table import Marker, read_marker
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import Marker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,8 +124,7 @@ class TablePlanner:
         self._allowed = allowed
         self._report = report
         self._bronze = bronze_reader(project)
-        self._nearby = DataFileCache(project.scratch)
-        self._splitter = SpanPartitioner(project.scratch.with_name(f"{project.name}.spans"))
+        self._splitter = span_partitioner(project, spark)
         self._control = control_tables(project)
         self._sessions = Sessions(spark, 1 if lives.suspects else project.pipeline.apply.parallelism, lives)
         self._ownership = Ownership(project)
@@ -144,11 +137,8 @@ class TablePlanner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._sessions.__exit__(kind, value, trace)
-        self._nearby.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._sessions.__exit__(kind)
         self._splitter.close()
 
     def sql(self, target: Target, statement: str) -> None:
@@ -181,7 +171,7 @@ class TablePlanner:
         """The error if bronze removed transactions that the table lacks."""
         if listed.position >= self._trimmed_to:
             return None
-        marker = read_marker(self._project, target, state.stream)
+        marker = table_log(self._project, target).marker(state.stream)
         copy = self._copy(state, str(target.source)) if marker.position is None else None
         position = max(
             listed.position, -1 if marker.position is None else marker.position, -1 if copy is None else copy[0]
@@ -211,9 +201,9 @@ class TablePlanner:
             if table.version is None or table.state == PAUSED:
                 continue
             target = self._project.target(TableName.parse(relation))
-            if self._is_untouched(state, target, table, quarantine):
+            if is_untouched(self._project, target, state, table, quarantine):
                 continue
-            committed = read_marker(self._project, target, state.stream)
+            committed = table_log(self._project, target).marker(state.stream)
             recorded, violation = self._audit_with_quarantine(state, target, table, committed, quarantine)
             match reconcile(recorded, committed, violation, table.position):
                 case Violated(error):
@@ -246,7 +236,7 @@ class TablePlanner:
                 or not merge_may_be_lost(self._project, target, state.stream, table)
             ):
                 continue
-            committed = read_marker(self._project, target, state.stream)
+            committed = table_log(self._project, target).marker(state.stream)
             recorded, violation = self._audit(state.stream, target, table, committed)
             match reconcile(recorded, committed, violation, table.position):
                 case Violated(error):
@@ -256,18 +246,6 @@ class TablePlanner:
                 case InSync() | CommitUnrecorded() | GenerationReplaced():
                     result[relation] = recorded
         return result
-
-    def _is_untouched(
-        self, state: StreamCheckpoint, target: Target, table: TableState, quarantine: QuarantineLog
-    ) -> bool:
-        """Whether a table is certainly as in the last cut, judged by its version alone."""
-        return (
-            table.state == ACTIVE
-            and table.version is not None
-            and is_latest_version(self._project, target, table.version)
-            and not merge_may_be_lost(self._project, target, state.stream, table)
-            and missing_quarantine_rows(quarantine, target, state.epoch, table) is None
-        )
 
     def _audit(
         self, stream: str, target: Target, recorded: TableState, committed: Marker
@@ -341,11 +319,8 @@ class TablePlanner:
         Returns:
             The tasks that bring the tables to the end of the span, and the tables as they stand before these.
         """
-        files, quarantine, refetched = (
-            self._bronze.applied_files(),
-            quarantine_log(self._control),
-            self._control.snapshots(),
-        )
+        files, quarantine = self._bronze.applied_files(), quarantine_log(self._control)
+        refetched = self._control.snapshots()
         waiting = {relation for relation, table in tables.items() if table.state in NOT_ADVANCING}
         others = (refetched_tables(refetched, state.stream, span) | quarantine.decided_tables(span)) - waiting
         names = sorted({*touched, *(name for name in others if name not in without)})
@@ -367,7 +342,7 @@ class TablePlanner:
     def _plan_table(self, state: StreamCheckpoint, target: Target, plan: SpanPlan, inputs: _SpanInputs) -> None:
         """Add to `plan` how a table stands, and the task that takes it to the end of the span, if there is one."""
         relation, span, quarantine = str(target.source), inputs.span, inputs.quarantine
-        recorded, committed = plan.tables.get(relation), read_marker(self._project, target, state.stream)
+        recorded, committed = plan.tables.get(relation), table_log(self._project, target).marker(state.stream)
         expected = span.after if recorded is None else recorded.position
         adopts = self.adopts(target) if recorded is None or committed.position is None else False
         if isinstance(adopts, SilverNotOwned):
@@ -435,7 +410,6 @@ class TablePlanner:
             open_quarantine(inputs.quarantine, relation, state.epoch, marker.generation, span.after).waiting,
             marker,
             size=inputs.load.size if own else None,
-            near=self._nearby.local_paths if part is None else as_they_are,
             follows=self._follows(target, layout, layouts),
             allowed=self._allowed,
             all_relations=partial(self._all_layouts, target),
@@ -497,7 +471,7 @@ class TablePlanner:
         span = Span(state.epoch, position - 1, position)
         files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
         task = TableTask(self._project, target, state.stream, span, files, layouts, NOTHING_WAITS, marker, layout)
-        return replace(task, all_relations=partial(self._all_layouts, target), near=self._nearby.local_paths)
+        return replace(task, all_relations=partial(self._all_layouts, target))
 
     def follow_earlier_stream(self, state: StreamCheckpoint, first: TableTask) -> TableTask:
         """The task of a table's first content in a stream after another one: in a table that keeps history, the copied
@@ -549,16 +523,9 @@ class TablePlanner:
         """Record what is quarantined, then merge tables in parallel; returns the tables as they are afterwards."""
         failpoint(PREPARED)
         for merge_plan in prepared.merges:
-            folded, task = merge_plan.folded, merge_plan.task
-            record(
-                self._control,
-                task.target,
-                task.stream,
-                task.span,
-                merge_plan.base.generation,
-                folded.quarantined,
-                folded.closings,
-            )
+            task, generation = merge_plan.task, merge_plan.base.generation
+            quarantined, closings = merge_plan.folded.quarantined, merge_plan.folded.closings
+            record(self._control, task.target, task.stream, task.span, generation, quarantined, closings)
         failpoint(QUARANTINE_RECORDED)
         tables, quarantine = dict(prepared.tables), quarantine_log(self._control)
         outcomes = self._sessions.run_each(
@@ -582,7 +549,6 @@ class TablePlanner:
             facts = {"table": target.label, **merged.strategy.facts, **merged.written.facts}
             facts["seconds"] = round(merged.seconds, 3)
             self._report(ProgressEvent("merge", target.label, merge_plan.summary.rows, unit="changes", facts=facts))
-        self._nearby.release()
         return self.groups.bind(tables)
 
     def _merge_table(self, merge_plan: MergePlan) -> MergeResult | CdcLakeError:
@@ -628,18 +594,8 @@ class TablePlanner:
         target, span, generation = merge_plan.task.target, merge_plan.task.span, merge_plan.base.generation
         keys = open_quarantine(quarantine, str(target.source), span.epoch, generation, span.upto).keys
         copied, layout = None if recorded is None else recorded.copied, merge_plan.shape.relation.layout
-        return TableState(
-            target.label,
-            target.format,
-            merged.version,
-            span.upto,
-            ACTIVE,
-            len(keys),
-            generation,
-            layout,
-            copied,
-            span.upto,
-        )
+        label, form, upto = target.label, target.format, span.upto
+        return TableState(label, form, merged.version, upto, ACTIVE, len(keys), generation, layout, copied, upto)
 
     def set_aside(self, target: Target, position: int, error: CdcLakeError, recorded: TableState | None) -> TableState:
         """The state of a table that cannot continue from `position`; reports it the first time."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, assert_never
 
 from cdc_lake.bronze.span_index import RelationVersionRun, SpanSummary, cleared_before
@@ -17,17 +16,7 @@ from cdc_lake.control.snapshots import courses
 from cdc_lake.errors import ConcurrentModification, KeylessDelete, NoKey
 from cdc_lake.model.change import Truncated
 from cdc_lake.model.relation import Relation, ReplicaIdentity, made_again, predecessors
-from cdc_lake.runtime.apply.schema_changes import (
-    by_source_key,
-    check_fit,
-    check_possible,
-    copied_again,
-    divide,
-    evolve,
-    named_columns,
-    projection_of,
-    words_read,
-)
+from cdc_lake.runtime.apply import schema_changes
 from cdc_lake.runtime.apply.span_planning import TableTask
 from cdc_lake.silver.kind import LINEAGE, Kind, RowIdentity
 from cdc_lake.silver.kinds import kind_of
@@ -43,9 +32,8 @@ from cdc_lake.silver.row_tracing import QuarantineState
 from cdc_lake.silver.transforms import Projection, taken_columns
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-from cdc_lake.tables.open_silver_table import store
-from cdc_lake.tables.silver_table import Marker, Owner, SilverStore, read_owner
-from cdc_lake.tables.table_stats import mark_when_large
+from cdc_lake.tables.open_silver_table import mark_when_large, store, table_log
+from cdc_lake.tables.silver_table import Marker, Owner, SilverStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,14 +73,14 @@ def resolve_table(spark: SparkSession, task: TableTask) -> ResolvedTable | None:
     if summary is None:
         return None
     kind = kind_of(task.target, task.layouts[summary.layouts[-1]])
-    check_possible(task.project, task.target, kind)
+    schema_changes.check_possible(task.project, task.target, kind)
     source = shape_of(summary.layouts, task.layouts, task.target, kind, task.form)
-    projection = projection_of(spark, task.project, task.target, source)
-    check_fit(task.project, task.target, projection.source)
+    projection = schema_changes.projection_of(spark, task.project, task.target, source)
+    schema_changes.check_fit(task.project, task.target, projection.source)
     control = control_tables(task.project)
     check_unchanged(control.configurations(), task.target, task.span, lambda: _copied_at(control, task))
     check_named(summary, projection.source, task.target, kind, task.stream)
-    if kind.identity is RowIdentity.KEY and by_source_key(task.target):
+    if kind.identity is RowIdentity.KEY and schema_changes.by_source_key(task.target):
         check_key(summary, projection.source, task.target, task.quarantine, task.follows, task.stream)
     silver = store(spark, task.project, task.target)
     projection = _evolve_projection(silver, task, kind, projection, summary.runs[0].position)
@@ -101,7 +89,7 @@ def resolve_table(spark: SparkSession, task: TableTask) -> ResolvedTable | None:
     if task.copied is None and task.follows is not None and made_again(task.follows, projection.silver.relation):
         summary = _begun_again(summary, task, projection.silver.relation)
     if not task.snapshot:
-        mark_when_large(spark, silver, task.project, task.target)
+        mark_when_large(spark, task.project, task.target)
     return ResolvedTable(task, summary, kind, projection, silver, _base(silver, task))
 
 
@@ -112,7 +100,10 @@ def _summary(task: TableTask) -> SpanSummary | None:
     if task.layout is None:
         return summary if summary.rows else None
     summary = replace(summary, runs=summary.runs or (RelationVersionRun(task.layout, task.span.upto, 0),))
-    return summary if task.copied is None else _truncate_before_copy(summary, task, task.copied.commit_ts)
+    if task.copied is None:
+        return summary
+    ends = Truncated(task.span.upto, -1, csn=None, lsn=None, xid=None, commit_ts=task.copied.commit_ts)
+    return replace(summary, truncated=(ends,))
 
 
 def _copied_at(control: ControlTables, task: TableTask) -> int:
@@ -121,12 +112,6 @@ def _copied_at(control: ControlTables, task: TableTask) -> int:
     reached = task.span.upto if task.snapshot else task.span.after
     begins = [] if course is None else [stretch.begins for stretch in course.stretches if stretch.later]
     return max((position for position in begins if position <= reached), default=-1)
-
-
-def _truncate_before_copy(summary: SpanSummary, task: TableTask, commit_ts: datetime | None) -> SpanSummary:
-    """The summary of a copy that ends all rows before it."""
-    ends = Truncated(task.span.upto, -1, csn=None, lsn=None, xid=None, commit_ts=commit_ts)
-    return replace(summary, truncated=(ends,))
 
 
 def _base(silver: SilverStore, task: TableTask) -> Marker:
@@ -143,10 +128,10 @@ def _evolve_projection(
     silver: SilverStore, task: TableTask, kind: Kind, projection: Projection, position: int
 ) -> Projection:
     columns = kind.columns(projection.silver)
-    if task.adopts and read_owner(task.project, task.target) != Owner(task.project.name, task.stream):
+    if task.adopts and table_log(task.project, task.target).owner() != Owner(task.project.name, task.stream):
         silver.take_over(columns, task.stream)
-    divide(task.project, task.target, silver, columns)
-    shape = evolve(
+    schema_changes.divide(task.project, task.target, silver, columns)
+    shape = schema_changes.evolve(
         silver,
         task.target,
         kind,
@@ -186,7 +171,7 @@ def shape_of(
         shape = make_shape(numbers, layouts, keys, keyed=keyed, types=target.types, relation=relation)
     except NoKey as missing:
         if target.keeps_past:
-            remedy = f"{NoKey.identity_hint}; if changes landed without one, then {copied_again(target)}"
+            remedy = f"{NoKey.identity_hint}; if changes landed without one, then {schema_changes.copied_again(target)}"
             missing.remedy = missing.remedy.replace(NoKey.hint, remedy)
         raise
     for column in shape.columns if by_content else ():
@@ -210,7 +195,7 @@ def looking_ahead(relation: Relation, target: Target, form: Relation | None) -> 
     """
     if form is None or made_again(relation, form):
         return relation
-    listed, words = named_columns(target), words_read(target)
+    listed, words = schema_changes.named_columns(target), schema_changes.words_read(target)
     columns = list(relation.columns)
     for column, place in zip(form.columns, predecessors(relation, form), strict=True):
         named = column.name in listed or column.name.casefold() in words
@@ -245,9 +230,8 @@ def check_named(summary: SpanSummary, shape: RelationMapping, target: Target, ki
         case RowIdentity.KEY:
             if summary.nameless is not None:
                 position = format_stream_position(stream, summary.nameless)
-                hint = (
-                    f"give the table a primary key or REPLICA IDENTITY FULL at the source; then {copied_again(target)}"
-                )
+                again = schema_changes.copied_again(target)
+                hint = f"give the table a primary key or REPLICA IDENTITY FULL at the source; then {again}"
                 raise KeylessDelete(f"a delete of {table} at {position} does not identify the deleted row", hint=hint)
             partly = {number for number in summary.by_whole if shape.layouts[number].mixed}
             for number in summary.by_key | partly:
@@ -277,15 +261,14 @@ def check_key(
     table = shape.relation.table
     for run in summary.runs:
         if _has_key_moved(shape.layouts[run.layout], shape.relation):
-            raise NoKey(
-                f"the primary key of {table} changes within the transaction at "
-                f"{format_stream_position(stream, run.position)}",
-                hint=copied_again(target),
-            )
+            position = format_stream_position(stream, run.position)
+            text = f"the primary key of {table} changes within the transaction at {position}"
+            raise NoKey(text, hint=schema_changes.copied_again(target))
     if quarantine and follows is not None and _has_key_moved(follows, shape.relation):
+        again = schema_changes.copied_again(target)
         raise NoKey(
             f"the primary key of {table} was changed, and changes are held by the former one",
-            hint=f"release or discard them (`cdc-lake quarantine list`); otherwise {copied_again(target)}",
+            hint=f"release or discard them (`cdc-lake quarantine list`); otherwise {again}",
         )
 
 
@@ -303,5 +286,5 @@ def _check_logged(shape: RelationMapping, target: Target, number: int) -> None:
             table = shape.relation.table
             raise NoKey(
                 f"the server did not log column `{name}` of {table} for deletes, so it cannot be part of the key",
-                hint=f"when the server logs it (primary key, replica identity), {copied_again(target)}",
+                hint=f"when the server logs it (primary key, replica identity), {schema_changes.copied_again(target)}",
             )

@@ -21,33 +21,16 @@ from cdc_lake.errors import RuleStopped
 from cdc_lake.model.position import Span
 from cdc_lake.model.quarantine import NOTHING_DECIDED, Decided
 from cdc_lake.quality.rules import RuleCount
-from cdc_lake.runtime.apply.key_following import (
-    EvaluatedChanges,
-    TableChanges,
-    check_few,
-    follow,
-    follow_content,
-    missing_keys,
-    taken_keys,
-    without_failing,
-)
+from cdc_lake.runtime.apply import key_following
 from cdc_lake.runtime.apply.rule_gate import KeyPart, SpanProfile, conditions, key_parts, survey
 from cdc_lake.runtime.apply.span_planning import TableTask
 from cdc_lake.runtime.apply.table_schema import ResolvedTable, resolve_table
+from cdc_lake.silver import transforms
 from cdc_lake.silver.changes import cast_rows, read_changes
 from cdc_lake.silver.kind import Kind, RowIdentity, TablePart
 from cdc_lake.silver.kinds import live_rows
 from cdc_lake.silver.layout_mapping import RelationMapping
 from cdc_lake.silver.row_tracing import HoldRelease, Key, QuarantineState, Unit
-from cdc_lake.silver.transforms import (
-    Projection,
-    concerning,
-    filter_changes,
-    old_values,
-    plain,
-    project_columns,
-    projected_changes,
-)
 from cdc_lake.source.base import format_stream_position
 
 if TYPE_CHECKING:
@@ -114,14 +97,13 @@ def prepare(spark: SparkSession, task: TableTask) -> MergePlan | None:
     return MergePlan(task, table.summary, table.kind, table.projection, table.silver, table.base, folded)
 
 
-def read_table_changes(spark: SparkSession, table: ResolvedTable) -> TableChanges:
+def read_table_changes(spark: SparkSession, table: ResolvedTable) -> key_following.TableChanges:
     """The changes of a table's span, typed, and silver's live rows."""
     task, summary, kind = table.task, table.summary, table.kind
     chosen = span_files(task.files, task.target.source, task.span, snapshot=task.snapshot)
-    paths = task.near(task.files, chosen)
     rows = read_changes(
         spark,
-        paths,
+        task.files.for_spark(chosen),
         task.target.source,
         task.span,
         snapshot=task.snapshot,
@@ -130,7 +112,7 @@ def read_table_changes(spark: SparkSession, table: ResolvedTable) -> TableChange
         rereads=task.rereads,
         released=task.decided.released_rows,
     )
-    if summary.rows <= ONE_TASK and len(paths) <= _ONE_TASK_FILES:
+    if summary.rows <= ONE_TASK and len(chosen) <= _ONE_TASK_FILES:
         rows = rows.coalesce(1)
     # a copy replaces all rows: silver's former rows have no part in it
     live = None if table.base.version is None or task.first else live_rows(kind, spark.table(table.silver.name))
@@ -154,7 +136,7 @@ def type_changes(
     live: DataFrame | None,
     target: Target,
     kind: Kind,
-    projection: Projection | RelationMapping,
+    projection: transforms.Projection | RelationMapping,
     summary: SpanSummary,
     span: Span,
     quarantine: QuarantineState,
@@ -162,7 +144,7 @@ def type_changes(
     parts: Sequence[KeyPart] = (),
     decided: Decided = NOTHING_DECIDED,
     quarantined_units: frozenset[Unit] = frozenset(),
-) -> TableChanges:
+) -> key_following.TableChanges:
     """Convert bronze's rows of a table to changes with silver's types.
 
     Args:
@@ -178,19 +160,17 @@ def type_changes(
         decided: Decisions that take effect in the span; `rows` includes what they release.
         quarantined_units: Transactions that are held as a whole.
     """
-    projection = plain(projection) if isinstance(projection, RelationMapping) else projection
+    projection = transforms.plain(projection) if isinstance(projection, RelationMapping) else projection
     shape = projection.source
     recorded = {key: shape.recorded_key(key) for key in quarantine.keys | quarantine.apart} if shape.keys else {}
-    quarantine, decided = (
-        quarantine.rename_keys(recorded),
-        decided.rename_keys(shape.recorded_key) if shape.keys else decided,
-    )
+    quarantine = quarantine.rename_keys(recorded)
+    decided = decided.rename_keys(shape.recorded_key) if shape.keys else decided
     unsent = unsent_columns(summary, shape)
-    typed = cast_rows(rows, shape, unsent, old_values(projection))
+    typed = cast_rows(rows, shape, unsent, transforms.old_values(projection))
     by_place = kind.identity is RowIdentity.PLACE
-    return TableChanges(
+    return key_following.TableChanges(
         rows=rows,
-        changes=concerning(typed, projection) if by_place else filter_changes(typed, projection),
+        changes=transforms.concerning(typed, projection) if by_place else transforms.filter_changes(typed, projection),
         unfiltered=typed,
         target=None if live is None else projection.to_source_columns(live),
         live=live,
@@ -218,34 +198,34 @@ def unsent_columns(summary: SpanSummary, shape: RelationMapping) -> frozenset[in
     )
 
 
-def evaluate_rules(changes: TableChanges) -> EvaluatedChanges:
+def evaluate_rules(changes: key_following.TableChanges) -> key_following.EvaluatedChanges:
     """Count how the rules fare, and separate changes to apply from held ones; follow changes if necessary."""
     match changes.kind.identity:
         case RowIdentity.KEY:
             rules = conditions(changes.table, changes.part, changes.projection)
             profile = survey(changes.changes, changes.table, changes.part, rules, changes.summary, changes.key_parts)
-            others = missing_keys(changes) | taken_keys(changes)
+            others = key_following.missing_keys(changes) | key_following.taken_keys(changes)
             waits = changes.quarantine or others or changes.decided or changes.quarantined_units
-            check_few(profile.moved + profile.nulls + profile.failing + len(others), changes.table)
+            key_following.check_few(profile.moved + profile.nulls + profile.failing + len(others), changes.table)
             if profile.plain and not waits:
-                return EvaluatedChanges(changes, changes.changes, None, (), profile)
-            return follow(changes, profile, others)
+                return key_following.EvaluatedChanges(changes, changes.changes, None, (), profile)
+            return key_following.follow(changes, profile, others)
         case RowIdentity.CONTENT:
-            return follow_content(changes)
+            return key_following.follow_content(changes)
         case RowIdentity.PLACE:
-            return without_failing(changes)
+            return key_following.without_failing(changes)
         case other:
             assert_never(other)
 
 
-def fold(evaluated: EvaluatedChanges) -> FoldedSpan:
+def fold(evaluated: key_following.EvaluatedChanges) -> FoldedSpan:
     """Fold the changes to apply into the net change of each row, as the table's kind describes it."""
     changes = evaluated.changes
     projection, unsent, kind = changes.projection, changes.part.unsent, changes.kind
     if kind.identity is RowIdentity.PLACE:
-        free, lacking = projected_changes(evaluated.free, projection, unsent), unsent
+        free, lacking = transforms.projected_changes(evaluated.free, projection, unsent), unsent
     else:
-        free, lacking = project_columns(evaluated.free, projection, unsent)
+        free, lacking = transforms.project_columns(evaluated.free, projection, unsent)
     part = TablePart(projection.silver, lacking, changes.summary.truncated, changes.part.span)
     net = kind.net(free, changes.live, part, traced=evaluated.followed)
     closings = _as_recorded(evaluated.closings, changes.recorded_keys)

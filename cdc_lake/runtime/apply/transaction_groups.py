@@ -37,7 +37,8 @@ from cdc_lake.silver.kind import RowIdentity
 from cdc_lake.silver.row_tracing import TRUNCATE, TableEvents, Unit, quarantined_as_whole, unit_of
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.tables.control_tables import ControlTables, control_tables
-from cdc_lake.tables.silver_table import Marker, read_marker
+from cdc_lake.tables.open_silver_table import table_log
+from cdc_lake.tables.silver_table import Marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _other_tables(
     for other in () if group is None else group.tables:
         listed = None if cut is None else cut.tables.get(str(other))
         if other != name and (cut is None or listed is not None):
-            marker = read_marker(project, target := project.target(other), stream)
+            marker = table_log(project, target := project.target(other)).marker(stream)
             position = -1 if listed is None else listed.position
             yield target, listed, marker, position if marker.position is None else max(position, marker.position)
 
@@ -122,7 +123,7 @@ def passed_by(
     project: Project, log: QuarantineLog, state: StreamCheckpoint, cut: Cut | None, target: Target, plan: RebuildPlan
 ) -> list[AheadTable]:
     """What the other tables of a group held of the changes that a rebuild of one of them evaluates; rows of a copy are
-    the source's, regardless of holds. Raises GroupWaits; QuarantineLost if the records records longer exist.
+    the source's, regardless of holds. Raises GroupWaits; QuarantineLost if the records no longer exist.
 
     A table with a new copy with which it has not begun yet counts only with what is recorded. One that has begun again
     does not count if everything evaluated precedes the rebuilt table's own copy, which ends holds: the other may wait
@@ -227,13 +228,8 @@ def _check_truncates(prepared: Sequence[MergePlan], units: frozenset[Unit]) -> N
     for plan in prepared:
         for position, _ in plan.summary.truncates:
             if (position, False) in units:
-                position_text, table = (
-                    format_stream_position(plan.task.stream, position),
-                    plan.task.target.source,
-                )
-                raise TruncateQuarantined(
-                    f"the transaction at {position_text} truncates {table}, and is held in its group"
-                )
+                place, table = format_stream_position(plan.task.stream, position), plan.task.target.source
+                raise TruncateQuarantined(f"the transaction at {place} truncates {table}, and is held in its group")
 
 
 def _check_agreed(job: TableTask, units: frozenset[Unit], others: Sequence[AheadTable], reader: BronzeReader) -> None:
@@ -347,9 +343,12 @@ class GroupSteps:
         if not streamed:
             return list(members)
 
+        def prepare_again(task: TableTask) -> MergePlan | None:
+            return prepare(self._sessions.session_for(task.target), task)
+
         def hold_transactions(others: Sequence[AheadTable]) -> list[MergePlan] | CdcLakeError:
-            again = partial(_prepare_again, self._sessions)
-            return capture_errors(lambda: hold_whole(streamed, others, self._reader, again), streamed[0].task.target)
+            work = partial(hold_whole, streamed, others, self._reader, prepare_again)
+            return capture_errors(work, streamed[0].task.target)
 
         ahead_tables = [self._ahead(group, streamed, tables)]
         (outcome,) = self._sessions.run_each(hold_transactions, ahead_tables, lambda _: group.name)
@@ -377,10 +376,6 @@ class GroupSteps:
         """The first table of a group that cannot continue by itself."""
         targets = [self._project.target(name) for name in group.tables]
         return next((target for target in targets if self._has_failed(target)), None)
-
-
-def _prepare_again(sessions: Sessions, job: TableTask) -> MergePlan | None:
-    return prepare(sessions.session_for(job.target), job)
 
 
 def _waits(target: Target, cause: Target) -> GroupWaits:

@@ -35,7 +35,7 @@ from cdc_lake.bronze.contract import (
 )
 from cdc_lake.bronze.row_builder import one_thread
 from cdc_lake.connectors.snapshot_copy import Stopped
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.decode.change_batch import ChangeColumns, concat_changes
 from cdc_lake.decode.pgoutput.columnar import tabulate
 from cdc_lake.decode.transaction import ReceivedTransaction

@@ -17,13 +17,12 @@ from cdc_lake.config.source import PostgresSource
 from cdc_lake.connectors.base import SlotSeen
 from cdc_lake.connectors.prepared_transactions import prepared_files, read_file, waiting_files
 from cdc_lake.connectors.wal_budget import BudgetStatus
+from cdc_lake.control.coordination import ReceiverWait
 from cdc_lake.control.cuts import TableState
 from cdc_lake.control.snapshots import TableTimeline
-from cdc_lake.control.status_files import ReceiverWait
 from cdc_lake.control.streams import UndecodedTransaction
 from cdc_lake.decode.undecodable import announced_in
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.model.diagnostic import FormerFields
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.runtime.cut_gate import Withheld
@@ -124,7 +123,7 @@ class SlotStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class TableStatus(FormerFields):
+class TableStatus:
     """One table: `pending → snapshot → catching-up → live`, or `paused`, `quarantined`, `failed`, `left`; the reason;
     its lag.
 
@@ -158,7 +157,7 @@ class QuarantinedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Status(FormerFields):
+class Status:
     """The state of a pipeline at `at`. Positions are as commands print them. `undecodable`: where silver stops.
 
     `receiver_waits`: what the receiver waits for; `withheld`: the newest pin that rules withheld, if none was made

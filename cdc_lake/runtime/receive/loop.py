@@ -44,6 +44,7 @@ from cdc_lake.observability.failpoints import (
 from cdc_lake.runtime.receive.commit_pipeline import PART_BYTES, BronzeCommitPipeline
 from cdc_lake.runtime.receive.wal_budget_monitor import WalBudgetMonitor
 from cdc_lake.source.base import TransactionAssembler
+from cdc_lake.tables.control_files import control_files
 from cdc_lake.tables.control_tables import ControlTables
 
 
@@ -300,7 +301,7 @@ class ReceiveLoop:
         except LateTransaction as late:
             self._acknowledge(stream, commits, commits.drain())
             commits.join_decoders()
-            late.where = str(keep_late(self._project.control, stream.state, transaction, stream.tabulate))
+            late.where = keep_late(control_files(self._project, "late"), stream.state, transaction, stream.tabulate)
             raise
         self._enqueue_ordered(stream, ordered, commits)
 

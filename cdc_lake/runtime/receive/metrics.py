@@ -22,35 +22,9 @@ from cdc_lake.connectors.open_stream import ReceiverHealth
 from cdc_lake.connectors.snapshot_copy import PeriodicTask
 from cdc_lake.connectors.wal_budget import WalNote
 from cdc_lake.errors import CdcLakeError
+from cdc_lake.observability import metrics
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.exposition import ErrorCounts, Exposition, Sample, Tally, serve
-from cdc_lake.observability.metrics import (
-    BATCH_ROWS,
-    CHANGES_TOTAL,
-    DECODING_LAG_SECONDS,
-    HEALTHY,
-    LANDED_LAG_BYTES,
-    LANDED_LAG_SECONDS,
-    LANDED_LAG_TRANSACTIONS,
-    LAST_SUCCESS_TIMESTAMP_SECONDS,
-    OPEN_TRANSACTION_BYTES,
-    PREPARED_OLDEST_SECONDS,
-    PREPARED_TRANSACTIONS,
-    RECEIVED_LAG_BYTES,
-    SLOT_ACTIVE,
-    SLOT_RETAINED_WAL_BYTES,
-    SLOT_SAFE_WAL_BYTES,
-    SLOT_SPILLED_BYTES_TOTAL,
-    SLOT_SPILLED_TRANSACTIONS_TOTAL,
-    SLOT_STREAMED_BYTES_TOTAL,
-    SLOT_STREAMED_TRANSACTIONS_TOTAL,
-    SOURCE_REACHABLE,
-    SPILLED_BYTES_TOTAL,
-    TRANSACTIONS_TOTAL,
-    WAL_BUDGET_USED_RATIO,
-    Loop,
-    Metric,
-)
 from cdc_lake.runtime.receive.lag import Lag, LakeSide, SourceSide, lags_of
 from cdc_lake.source.base import domain_of, format_stream_position
 
@@ -191,15 +165,15 @@ class ReceiverMetrics:
         self._name = project.name
         self._report = report
         self._tally = Tally()
-        self._errors = ErrorCounts(self._tally, Loop.RECEIVE)
+        self._errors = ErrorCounts(self._tally, metrics.Loop.RECEIVE)
         self.pulse = ReceiverHealth()
         self._looks = SourceProbe(project, self.pulse)
-        self._budget = WalNote(project.lake, project.name)
+        self._budget = WalNote(project)
         self._copied: float | None = None
         self._trouble: tuple[float, ProgressEvent] | None = None
-        self._tally.add(TRANSACTIONS_TOTAL, by=0)
+        self._tally.add(metrics.TRANSACTIONS_TOTAL, by=0)
         for op in "IUDTMXS":
-            self._tally.add(CHANGES_TOTAL, op, by=0)
+            self._tally.add(metrics.CHANGES_TOTAL, op, by=0)
         self._endpoint = serve(address, Exposition(project.name, self.samples), self._healthz)
         self._entered = ExitStack()
 
@@ -223,14 +197,14 @@ class ReceiverMetrics:
                 assert isinstance(transactions, int)
                 assert isinstance(changes, int)
                 assert isinstance(operations, dict)
-                self._tally.add(TRANSACTIONS_TOTAL, by=transactions)
-                self._tally.observe(BATCH_ROWS, changes)
+                self._tally.add(metrics.TRANSACTIONS_TOTAL, by=transactions)
+                self._tally.observe(metrics.BATCH_ROWS, changes)
                 for op, number in operations.items():
-                    self._tally.add(CHANGES_TOTAL, op, by=number)
+                    self._tally.add(metrics.CHANGES_TOTAL, op, by=number)
             case "snapshot":
                 self._copied = time.monotonic()
                 if "epoch" in progress.facts and progress.total is not None:  # the total, after the single steps
-                    self._tally.add(CHANGES_TOTAL, "S", by=progress.total)
+                    self._tally.add(metrics.CHANGES_TOTAL, "S", by=progress.total)
             case "retry" if "code" in progress.facts:
                 self._trouble = time.monotonic(), progress
             case _:
@@ -247,38 +221,38 @@ class ReceiverMetrics:
         health, last_look, pulse = self.health(), self._looks.last(), self.pulse
         result = self._tally.samples()
 
-        def show(metric: Metric, value: float | None, *labels: str) -> None:
+        def show(metric: metrics.Metric, value: float | None, *labels: str) -> None:
             if value is not None:
                 result.append(Sample(metric, float(value), labels))
 
-        show(HEALTHY, health.healthy)
-        show(OPEN_TRANSACTION_BYTES, pulse.open_bytes)
+        show(metrics.HEALTHY, health.healthy)
+        show(metrics.OPEN_TRANSACTION_BYTES, pulse.open_bytes)
         if (newest := pulse.newest_decoded) is not None:
-            show(DECODING_LAG_SECONDS, max(0.0, time.time() - newest / 1e6))
-        show(SPILLED_BYTES_TOTAL, pulse.spilled_bytes)
+            show(metrics.DECODING_LAG_SECONDS, max(0.0, time.time() - newest / 1e6))
+        show(metrics.SPILLED_BYTES_TOTAL, pulse.spilled_bytes)
         if (prepared := pulse.prepared) is not None:
-            show(PREPARED_TRANSACTIONS, len(prepared))
+            show(metrics.PREPARED_TRANSACTIONS, len(prepared))
             oldest = min((transaction.prepared_at for transaction in prepared), default=None)
-            show(PREPARED_OLDEST_SECONDS, 0 if oldest is None else max(0.0, time.time() - oldest / 1e6))
-        show(SOURCE_REACHABLE, last_look is not None)
+            show(metrics.PREPARED_OLDEST_SECONDS, 0 if oldest is None else max(0.0, time.time() - oldest / 1e6))
+        show(metrics.SOURCE_REACHABLE, last_look is not None)
         if health.idle_for is not None:
-            show(LAST_SUCCESS_TIMESTAMP_SECONDS, time.time() - health.idle_for, Loop.RECEIVE)
-        show(LANDED_LAG_SECONDS, self._looks.landed_seconds())
+            show(metrics.LAST_SUCCESS_TIMESTAMP_SECONDS, time.time() - health.idle_for, metrics.Loop.RECEIVE)
+        show(metrics.LANDED_LAG_SECONDS, self._looks.landed_seconds())
         budget = self._budget.read()
-        show(WAL_BUDGET_USED_RATIO, None if budget is None else budget.used)
+        show(metrics.WAL_BUDGET_USED_RATIO, None if budget is None else budget.used)
         if last_look is not None:
-            show(RECEIVED_LAG_BYTES, last_look.received.bytes)
-            show(LANDED_LAG_BYTES, last_look.landed.bytes)
-            show(LANDED_LAG_TRANSACTIONS, last_look.landed.transactions)
-            show(SLOT_ACTIVE, last_look.slot is not None and last_look.slot.read_by is not None)
+            show(metrics.RECEIVED_LAG_BYTES, last_look.received.bytes)
+            show(metrics.LANDED_LAG_BYTES, last_look.landed.bytes)
+            show(metrics.LANDED_LAG_TRANSACTIONS, last_look.landed.transactions)
+            show(metrics.SLOT_ACTIVE, last_look.slot is not None and last_look.slot.read_by is not None)
             if last_look.slot is not None:
-                show(SLOT_RETAINED_WAL_BYTES, last_look.slot.retained)
-                show(SLOT_SAFE_WAL_BYTES, last_look.slot.safe)
+                show(metrics.SLOT_RETAINED_WAL_BYTES, last_look.slot.retained)
+                show(metrics.SLOT_SAFE_WAL_BYTES, last_look.slot.safe)
                 if (counters := last_look.slot.counters) is not None:
-                    show(SLOT_SPILLED_TRANSACTIONS_TOTAL, counters.spilled_transactions)
-                    show(SLOT_SPILLED_BYTES_TOTAL, counters.spilled_bytes)
-                    show(SLOT_STREAMED_TRANSACTIONS_TOTAL, counters.streamed_transactions)
-                    show(SLOT_STREAMED_BYTES_TOTAL, counters.streamed_bytes)
+                    show(metrics.SLOT_SPILLED_TRANSACTIONS_TOTAL, counters.spilled_transactions)
+                    show(metrics.SLOT_SPILLED_BYTES_TOTAL, counters.spilled_bytes)
+                    show(metrics.SLOT_STREAMED_TRANSACTIONS_TOTAL, counters.streamed_transactions)
+                    show(metrics.SLOT_STREAMED_BYTES_TOTAL, counters.streamed_bytes)
         return result
 
     def _healthz(self) -> tuple[bool, Mapping[str, object]]:

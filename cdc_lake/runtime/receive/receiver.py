@@ -26,7 +26,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.config.source import PostgresSource
 from cdc_lake.connectors.open_stream import PATIENCE, OpenStream, ReceiverHealth, do_nothing
 from cdc_lake.connectors.snapshot_copy import Stopped
-from cdc_lake.control.status_files import ReceiverNote
+from cdc_lake.control.coordination import ReceiverNote
 from cdc_lake.errors import LakeError, Retry, SlotGivenUp, SourceError
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 from cdc_lake.observability.failpoints import CONNECTED, failpoint
@@ -141,7 +141,7 @@ def receive(
     Raises SourceError, DecodeError, LakeError, StateError; bronze is then complete up to its last commit.
     """
     control = control_tables(project, project.pipeline.bronze.durability)
-    with ReceiverNote(project.lake, project.name, report) as note:
+    with ReceiverNote(project, report) as note:
         outlasting = None if once else RetryingBronzeWriter(bronze, stop, report, note)
         bronze, waiting = outlasting or bronze, outlasting or nullcontext()
         health = health or ReceiverHealth()

@@ -47,6 +47,7 @@ from cdc_lake.connectors.redaction import (
     redaction_of,
     with_redaction,
 )
+from cdc_lake.control.coordination import copy_lease
 from cdc_lake.control.snapshots import CopiedTable, record_recopied
 from cdc_lake.decode.hashing import content_of
 from cdc_lake.decode.redaction import Hasher
@@ -60,7 +61,7 @@ from cdc_lake.observability.failpoints import RECOPIED, failpoint
 from cdc_lake.source.base import format_stream_position
 from cdc_lake.source.socket_io import Opened, ignore_open
 from cdc_lake.tables.control_schema import ConfigurationRow, utc_now
-from cdc_lake.tables.control_tables import ControlTables, copy_lease
+from cdc_lake.tables.control_tables import ControlTables
 
 _FILES: Final = 8  # of bronze, the newest ones
 _CONTENTS: Final = 1000  # repeated transactions of a connection whose content is compared
@@ -251,7 +252,7 @@ def recopy(
 
     Raises AnotherCopy, TableNotKnown, CopyUnplaced, ConfigError, SourceError, LakeError, StateError, Stopped.
     """
-    with copy_lease(project.lease):
+    with copy_lease(project):
         number = number_configuration(project, state, control, report)
         bronze = RedactedBronze(bronze_beside(project), redaction_of(project, number))
         name, copied = copy_again(ReceiverContext(project, bronze, control, stop, report), state, tables, opened)

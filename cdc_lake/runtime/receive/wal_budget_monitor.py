@@ -24,22 +24,11 @@ from cdc_lake.config.fields import format_milliseconds
 from cdc_lake.config.model import Batch
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import WalBudget
-from cdc_lake.connectors.base import size
+from cdc_lake.connectors import wal_budget
 from cdc_lake.connectors.factory import slot_care
 from cdc_lake.connectors.snapshot_copy import PeriodicTask
-from cdc_lake.connectors.wal_budget import (
-    BudgetLevel,
-    BudgetStatus,
-    BudgetVerdict,
-    Mark,
-    WalNote,
-    WalSample,
-    add_mark,
-    judge,
-    prune_samples,
-)
 from cdc_lake.errors import CdcLakeError, SlotGivenUp, WalBudgetExceeded
-from cdc_lake.model.diagnostic import pluralize
+from cdc_lake.model.diagnostic import pluralize, size
 from cdc_lake.observability.events import ProgressEvent, ProgressReporter
 
 LOOK_EVERY: Final = 10.0
@@ -58,10 +47,10 @@ class WalBudgetMonitor:
         self._project = project
         self._budget = budget
         self._report = report
-        self._note = WalNote(project.lake, project.name, report)
-        self._looks: list[WalSample] = []
-        self._marks: list[Mark] = []
-        self._rung = BudgetLevel.CALM
+        self._note = wal_budget.WalNote(project, report)
+        self._looks: list[wal_budget.WalSample] = []
+        self._marks: list[wal_budget.Mark] = []
+        self._rung = wal_budget.BudgetLevel.CALM
         self._told_at = 0.0
         self._given_up: SlotGivenUp | None = None
         self._slots = slot_care(project)
@@ -81,7 +70,7 @@ class WalBudgetMonitor:
 
     def limits(self, batch: Batch) -> Batch:
         """The limits of a batch at the current level."""
-        if self._budget.on_exceeded == "alert" or self._rung is BudgetLevel.CALM:
+        if self._budget.on_exceeded == "alert" or self._rung is wal_budget.BudgetLevel.CALM:
             return batch
         names = ("max_bytes", "max_rows", "max_transactions", "max_delay")
         return batch.model_copy(update={name: max(1, getattr(batch, name) // SMALLER) for name in names})
@@ -95,36 +84,41 @@ class WalBudgetMonitor:
         """Drop the slot, once its reader has ended. Raises SourceError."""
         self._slots.drop(self._project.slot, _PATIENCE)
 
-    def _ask(self, ask: Callable[[], WalSample | None]) -> None:
+    def _ask(self, ask: Callable[[], wal_budget.WalSample | None]) -> None:
         """Take a sample."""
         if (sample := ask()) is not None:  # the receiver reports a slot that does not exist yet, or is lost
             self.evaluate_sample(sample)
 
-    def evaluate_sample(self, now: WalSample) -> None:
+    def evaluate_sample(self, now: wal_budget.WalSample) -> None:
         """Evaluate a sample, and publish the result."""
-        self._looks = prune_samples([*self._looks, now])
-        verdict = judge(self._budget, self._looks, self._marks, self._rung)
-        self._marks = add_mark(self._budget, self._marks, now)
+        self._looks = wal_budget.prune_samples([*self._looks, now])
+        verdict = wal_budget.judge(self._budget, self._looks, self._marks, self._rung)
+        self._marks = wal_budget.add_mark(self._budget, self._marks, now)
         if verdict.rung is not self._rung:
             self._report_level(verdict)
         error = budget_exceeded_error(self._project.slot, self._budget, verdict)
-        if verdict.rung.height >= BudgetLevel.EXCEEDED.height and now.observed_at - self._told_at >= AGAIN_AFTER:
+        if (
+            verdict.rung.height >= wal_budget.BudgetLevel.EXCEEDED.height
+            and now.observed_at - self._told_at >= AGAIN_AFTER
+        ):
             self._told_at = now.observed_at
             self._report(ProgressEvent("warning", error.message, facts={"code": error.code}))
-        if verdict.rung is BudgetLevel.DROP:
+        if verdict.rung is wal_budget.BudgetLevel.DROP:
             self._given_up = SlotGivenUp(f"{error.message}: the slot is dropped, as the pipeline is configured")
         self._rung = verdict.rung
         self._note.write(now.observed_at, self._status(verdict), self._marks)
 
-    def _report_level(self, verdict: BudgetVerdict) -> None:
+    def _report_level(self, verdict: wal_budget.BudgetVerdict) -> None:
         retained_text = f"{size(verdict.retained)} of WAL are retained, {verdict.used:.0%} of the budget"
         self._report(ProgressEvent("receive", f"WAL budget: {verdict.rung}: {retained_text}; {verdict.reason}"))
-        if verdict.rung.height < BudgetLevel.EXCEEDED.height:
+        if verdict.rung.height < wal_budget.BudgetLevel.EXCEEDED.height:
             self._told_at = 0.0
 
-    def _status(self, verdict: BudgetVerdict) -> BudgetStatus:
-        pauses = self._budget.on_exceeded != "alert" and verdict.rung.height >= BudgetLevel.BRONZE_ONLY.height
-        return BudgetStatus(
+    def _status(self, verdict: wal_budget.BudgetVerdict) -> wal_budget.BudgetStatus:
+        pauses = (
+            self._budget.on_exceeded != "alert" and verdict.rung.height >= wal_budget.BudgetLevel.BRONZE_ONLY.height
+        )
+        return wal_budget.BudgetStatus(
             step=verdict.rung.value,
             reason=verdict.reason,
             used=round(verdict.used, 4),
@@ -136,7 +130,7 @@ class WalBudgetMonitor:
         )
 
 
-def budget_exceeded_error(name: str, budget: WalBudget, verdict: BudgetVerdict) -> WalBudgetExceeded:
+def budget_exceeded_error(name: str, budget: WalBudget, verdict: wal_budget.BudgetVerdict) -> WalBudgetExceeded:
     """The error for a budget that is exceeded."""
     limits = []
     if budget.max_bytes is not None:

@@ -212,17 +212,15 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
         return None
     oid, identity, options, file, parted, version = rows[0]
     columns, attributes = [], []
-    ways = {
-        "decode": partial(_decode_text, session, doing=doing),
-        "printed": partial(_print_numeric, session, doing=doing),
-    }
+    decode, print_numeric = (partial(ask, session, doing=doing) for ask in (_decode_text, _print_numeric))
     for row in session.query(_COLUMNS.format(oid=oid), doing=doing).rows:
         number, name, schema, kind, type_oid, modifier, printed, stored, has_default, filled, dropped, changed = row
         if dropped == "t":
             attributes.append(Attribute(int(number or 0), changed=int(changed or 0)))
             continue
         type_name, type_numbers = _type_name(schema, kind), (int(type_oid or 0), int(modifier or -1))
-        missing = missing_of(type_name, stored, has_default=has_default == "t", **ways)
+        filled_later = has_default == "t"
+        missing = missing_of(type_name, stored, has_default=filled_later, decode=decode, printed=print_numeric)
         place = int(number or 0)
         columns.append(GaussDbColumn(name or "", type_name, *type_numbers, printed, place, missing, filled == "t"))
         attributes.append(Attribute(place, name, *type_numbers, missing, changed=int(changed or 0)))
@@ -342,11 +340,9 @@ def check_identities(facts: Mapping[TableName, GaussDbTableMetadata], place: str
     """Raise NoReplicaIdentity for all tables whose updates and deletes would not identify their row."""
     if bare := [table for table, known in facts.items() if not known.identity_columns and not known.logs_full_rows]:
         statements = "; ".join(f"ALTER TABLE {quote_table(table)} REPLICA IDENTITY FULL" for table in bare)
-        raise NoReplicaIdentity(
-            f"no primary key and no replica identity: {', '.join(map(str, bare))}",
-            where=place,
-            hint=f"add primary keys, or run: {statements}; or leave them out: {left_out(bare)}",
-        )
+        text = f"no primary key and no replica identity: {', '.join(map(str, bare))}"
+        hint = f"add primary keys, or run: {statements}; or leave them out: {left_out(bare)}"
+        raise NoReplicaIdentity(text, where=place, hint=hint)
 
 
 def _index(row: Sequence[str | None], names: Mapping[str, str]) -> _Index:
@@ -384,11 +380,10 @@ def check_printing(bare: WireSession) -> None:
     if wrong:
         stated = ", ".join(f"{name} = {settings[name]}" for name in wrong)
         statements = "; ".join(_statement(bare, name) for name in wrong)
-        raise ServerSettings(
-            f"parallel decoding formats values according to the database's settings, and cannot be read with {stated}",
-            where=bare.place,
-            hint=f"run: {statements}; or read with `parallel-decode-num: 1`",
+        text = (
+            f"parallel decoding formats values according to the database's settings, and cannot be read with {stated}"
         )
+        raise ServerSettings(text, where=bare.place, hint=f"run: {statements}; or read with `parallel-decode-num: 1`")
 
 
 def interval_hint(bare: WireSession) -> tuple[str, str] | None:

@@ -52,11 +52,10 @@ class GaussDbVersion:
 def parse_version(text: str) -> GaussDbVersion:
     """Parse the answer of `version()`. Raises ServerSettings if the server is not of the family."""
     if (match := _KNOWN.search(text)) is None:
-        raise ServerSettings(
-            "the server does not belong to the GaussDB family: its version() contains none of openGauss, MogDB, "
-            "GaussDB",
-            hint="for PostgreSQL and compatible servers: `source.type: postgres` or `qhb`",
+        words = (
+            "the server does not belong to the GaussDB family: its version() contains none of openGauss, MogDB, GaussDB"
         )
+        raise ServerSettings(words, hint="for PostgreSQL and compatible servers: `source.type: postgres` or `qhb`")
     product = next(candidate for candidate in Product if candidate.lower() == match[1].lower())
     if product is Product.GAUSSDB:
         return GaussDbVersion(product, match[2], None)
@@ -69,11 +68,8 @@ def check_product(version: GaussDbVersion, stated: str, place: str) -> None:
     """Raise ServerSettings if `source.type` states another product: their option rules differ."""
     product = version.product.lower()
     if product != stated:
-        raise ServerSettings(
-            f"the server is {version}, but `source.type` says {stated}",
-            where=place,
-            hint=f"set `source.type: {product}`, or connect to the intended server",
-        )
+        text = f"the server is {version}, but `source.type` says {stated}"
+        raise ServerSettings(text, where=place, hint=f"set `source.type: {product}`, or connect to the intended server")
 
 
 def release_of(version: GaussDbVersion) -> Release:
@@ -243,10 +239,9 @@ def snapshot_and_csn(session: WireSession, locked: Sequence[str] = ()) -> CsnSna
 
 def _next_csn(session: WireSession) -> int | None:
     """Approximately the next CSN of the server; None if unavailable."""
+    sql = "SELECT int8in(xidout(next_csn)) FROM gs_get_next_xid_csn()"
     try:
-        row = query_single_row(
-            session, "SELECT int8in(xidout(next_csn)) FROM gs_get_next_xid_csn()", "asking for the next CSN"
-        )
+        row = query_single_row(session, sql, "asking for the next CSN")
     except QueryRefused:
         return None  # this product has no such function: its CSN is used as printed
     return int(row[0]) if row[0] else None

@@ -141,9 +141,8 @@ def check_slot(
         raise SlotMissing(f"slot `{name}` does not exist; bronze contains changes up to {here}")
     check_fits(name, facts.kind, (facts.plugin, facts.database), (plugin, database))
     if facts.order is not order:
-        raise WrongOutputOrder(
-            f"slot `{name}` is ordered by {facts.order.name}, but the pipeline reads by {order.name}"
-        )
+        text = f"slot `{name}` is ordered by {facts.order.name}, but the pipeline reads by {order.name}"
+        raise WrongOutputOrder(text)
     if facts.confirmed is None:
         raise SlotInvalidated(f"slot `{name}` has no confirmed position; bronze contains changes up to {here}")
     if facts.confirmed > held:

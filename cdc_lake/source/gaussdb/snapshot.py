@@ -58,18 +58,11 @@ def own_encoding(session: WireSession, encoding: str, query: str) -> Iterator[No
     session.query("SET client_encoding TO 'UTF8'", doing="asking for UTF-8 again")
 
 
-@dataclass(frozen=True, slots=True)
-class GaussDbSnapshot:
-    """A snapshot that other sessions can import. `csn`: all lower CSNs are visible; None if unknown."""
-
-    name: str
-    csn: Csn | None
-
-
-def create_slot_with_snapshot(replication: WireSession, name: str, plugin: str) -> tuple[CreatedSlot, GaussDbSnapshot]:
+def create_slot_with_snapshot(replication: WireSession, name: str, plugin: str) -> tuple[CreatedSlot, Csn | None]:
     """Create a slot inside a transaction that sees its consistent point, and export that snapshot.
 
-    Valid until the transaction of `replication`, a replication connection, ends. Raises SourceError.
+    Returns the slot and the snapshot's CSN, None if the server does not report it. The snapshot is valid until the
+    transaction of `replication`, a replication connection, ends. Raises SourceError.
     """
     check_name(name)
     doing = f"creating slot `{name}`"
@@ -78,8 +71,7 @@ def create_slot_with_snapshot(replication: WireSession, name: str, plugin: str) 
     row = replication.query(command, doing=doing).records()[0]
     csn = row.get("snapshot_csn")
     exported_as = replication.query("SELECT pg_export_snapshot()", doing="exporting the slot's snapshot").rows[0][0]
-    created = CreatedSlot(name, Lsn.parse(row["consistent_point"] or ""), exported_as)
-    return created, GaussDbSnapshot(exported_as or "", Csn(int(csn)) if csn else None)
+    return CreatedSlot(name, Lsn.parse(row["consistent_point"] or ""), exported_as), Csn(int(csn)) if csn else None
 
 
 @contextmanager
@@ -114,7 +106,7 @@ def exports_csn(session: WireSession) -> bool:
 
 @contextmanager
 def readers(
-    dial: Callable[[], WireSession], snapshot: GaussDbSnapshot, count: int, chunk_rows: int, codec: Codec
+    dial: Callable[[], WireSession], snapshot: str, count: int, chunk_rows: int, codec: Codec
 ) -> Iterator[list[GaussDbReader]]:
     """Sessions that all see the exported snapshot, opened by `dial` and closed at the end. Raises SourceError."""
     with ExitStack() as opened:
@@ -124,6 +116,6 @@ def readers(
             opened.callback(session.close)
             doing = "importing the snapshot"
             session.query("BEGIN ISOLATION LEVEL REPEATABLE READ", doing=doing)
-            session.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot.name)}", doing=doing)
+            session.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}", doing=doing)
             snapshot_readers.append(GaussDbReader(session, chunk_rows, codec))
         yield snapshot_readers

@@ -50,10 +50,8 @@ class Keepalive:
 def read_keepalive(body: bytes | memoryview) -> Keepalive:
     """Parse a keepalive including its letter. Raises StreamProtocol if its size is wrong."""
     if len(body) != KEEPALIVE_SIZE or body[0] != KEEPALIVE:
-        raise StreamProtocol(
-            f"a keepalive of {len(body)} bytes; the GaussDB family sends {KEEPALIVE_SIZE}",
-            hint="if the server is PostgreSQL, set `source.type: postgres`",
-        )
+        text = f"a keepalive of {len(body)} bytes; the GaussDB family sends {KEEPALIVE_SIZE}"
+        raise StreamProtocol(text, hint="if the server is PostgreSQL, set `source.type: postgres`")
     end, role, state, _, wanted, catching_up = _KEEPALIVE.unpack_from(body, 1)
     return Keepalive(end, role, state, wanted != 0, catching_up != 0)
 

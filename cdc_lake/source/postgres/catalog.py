@@ -127,20 +127,9 @@ class SourceCatalog:
         storage = self._storage(oid, table, rows)
         attributes = []
         for number, name, kind, modifier, printed, has, text, filled, changed, generated, required in rows:
-            missing = Missing(text) if has and text is not None else None
-            attributes.append(
-                Attribute(
-                    number,
-                    name,
-                    kind,
-                    modifier,
-                    storage.missing.get(name, missing),  # of a partitioned table: what its partitions log of old rows
-                    filled=filled,
-                    changed=changed,
-                    generated=generated,
-                    required=required,
-                )
-            )
+            own = Missing(text) if has and text is not None else None
+            missing = storage.missing.get(name, own)  # of a partitioned table: what its partitions log of old rows
+            attributes.append(Attribute(number, name, kind, modifier, missing, filled, changed, generated, required))
             if name is not None:
                 self._types[kind] = printed
         return TableFacts(
@@ -371,11 +360,9 @@ def check_identities(session: Session, tables: Sequence[TableName]) -> None:
         info = session.info
         roots = [table for table in bare if table in tables]  # a partition is excluded with its root
         pattern = left_out(roots) if roots else "`!schema.table` in `source.tables`"
-        raise NoReplicaIdentity(
-            f"no primary key and no replica identity: {', '.join(map(str, bare))}",
-            where=f"{info.host}:{info.port}/{info.dbname}",
-            hint=f"add primary keys, or run: {statements}; or leave them out: {pattern}",
-        )
+        text = f"no primary key and no replica identity: {', '.join(map(str, bare))}"
+        hint = f"add primary keys, or run: {statements}; or leave them out: {pattern}"
+        raise NoReplicaIdentity(text, where=f"{info.host}:{info.port}/{info.dbname}", hint=hint)
 
 
 TRIGGERS: Final = ("cdc_lake_altered", "cdc_lake_dropped")

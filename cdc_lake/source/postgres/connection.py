@@ -86,11 +86,6 @@ def parameters(source: PostgresSource, root: Path, application: str, host: tuple
     return libpq_options
 
 
-def place_of(source: PostgresSource) -> str:
-    """The source's address for errors."""
-    return source.place
-
-
 def connect(
     source: PostgresSource,
     root: Path,

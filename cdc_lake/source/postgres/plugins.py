@@ -44,13 +44,10 @@ def chosen(major: int, options: Pgoutput, called: str = "", *, streams: bool = T
         raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it sends the same changes")
     if options.two_phase and version < TWO_PHASE:
         text = f"`two_phase` needs version {TWO_PHASE} of pgoutput's protocol"
-        raise OptionRefused(
-            f"{text}; {server} is asked for version {version}",
-            hint=(
-                "remove `two_phase` from `source.decoding`: prepared transactions then arrive complete at "
-                "COMMIT PREPARED"
-            ),
+        hint = (
+            "remove `two_phase` from `source.decoding`: prepared transactions then arrive complete at COMMIT PREPARED"
         )
+        raise OptionRefused(f"{text}; {server} is asked for version {version}", hint=hint)
     if options.origin == "none" and major < ORIGINS:
         text = f"{server} has no option `origin` of pgoutput, which PostgreSQL {ORIGINS} introduced"
         raise OptionRefused(text, hint="remove `origin` from `source.decoding`: changes of every origin are then sent")

@@ -68,10 +68,8 @@ def publication_exists(session: Session, name: str) -> bool:
         return False
     kinds = zip(("insert", "update", "delete", "truncate"), rows[0], strict=True)
     if missing := [kind for kind, publishes in kinds if not publishes]:
-        raise PublicationUnfit(
-            f"publication `{name}` does not publish {', '.join(missing)}",
-            hint=f"ALTER PUBLICATION {identifier(name)} SET (publish = 'insert, update, delete, truncate')",
-        )
+        hint = f"ALTER PUBLICATION {identifier(name)} SET (publish = 'insert, update, delete, truncate')"
+        raise PublicationUnfit(f"publication `{name}` does not publish {', '.join(missing)}", hint=hint)
     return True
 
 
@@ -165,10 +163,9 @@ def load_published_tables(session: Session, name: str) -> list[PublishedTable]:
         name,
     )
     if parts := [str(TableName(schema, table)) for schema, table, *_, apart in rows if apart]:
-        raise PublicationUnfit(
-            f"publication `{name}` publishes partitions under their own names: {', '.join(sorted(parts))}",
-            hint=f"ALTER PUBLICATION {identifier(name)} SET (publish_via_partition_root = true)",
-        )
+        text = f"publication `{name}` publishes partitions under their own names: {', '.join(sorted(parts))}"
+        hint = f"ALTER PUBLICATION {identifier(name)} SET (publish_via_partition_root = true)"
+        raise PublicationUnfit(text, hint=hint)
     published = (
         PublishedTable(TableName(schema, table), tuple(columns), row_filter, member, oid)
         for schema, table, row_filter, columns, member, oid, _ in rows
@@ -195,16 +192,12 @@ def check_published(
     """Raise PublicationUnfit if an existing publication contains other tables than the pipeline wants."""
     have, want = set(carried), set(wanted)
     if missing := sorted(want - have):
-        raise PublicationUnfit(
-            f"publication `{name}` does not publish {', '.join(map(str, missing))}",
-            hint=altering(name, "ADD", *missing, filters=filters),
-        )
+        text = f"publication `{name}` does not publish {', '.join(map(str, missing))}"
+        raise PublicationUnfit(text, hint=altering(name, "ADD", *missing, filters=filters))
     if extra := sorted(have - want):
         listed = ", ".join(map(str, extra))
-        raise PublicationUnfit(
-            f"publication `{name}` publishes {listed}, which `source.tables` excludes",
-            hint="add them to `source.tables`, or name another publication in `source.publication`",
-        )
+        hint = "add them to `source.tables`, or name another publication in `source.publication`"
+        raise PublicationUnfit(f"publication `{name}` publishes {listed}, which `source.tables` excludes", hint=hint)
 
 
 _TRIAL = "cdc_lake_filter"
@@ -229,15 +222,12 @@ def interpret_filters(
     )
     if conditions and not fetch(session, "checking whether publications have row filters", has_filters):
         version = session.info.parameter_status("server_version")
-        raise RowFilterUnfit(
-            f"publications have no row filters before PostgreSQL 15, and this server is {version}",
-            hint="remove `source.row_filters`, and filter the rows in silver with `where` of the table",
-        )
+        text = f"publications have no row filters before PostgreSQL 15, and this server is {version}"
+        hint = "remove `source.row_filters`, and filter the rows in silver with `where` of the table"
+        raise RowFilterUnfit(text, hint=hint)
     if unknown := sorted(set(conditions) - set(tables)):
-        raise RowFilterUnfit(
-            f"{', '.join(map(str, unknown))} of `source.row_filters` is not a captured table",
-            hint="use tables that `source.tables` matches, and for a partitioned table its root",
-        )
+        text = f"{', '.join(map(str, unknown))} of `source.row_filters` is not a captured table"
+        raise RowFilterUnfit(text, hint="use tables that `source.tables` matches, and for a partitioned table its root")
     return {table: _interpret_filter(session, table, condition) for table, condition in sorted(conditions.items())}
 
 
@@ -279,10 +269,9 @@ def check_filtered(name: str, carried: Iterable[PublishedTable], filters: Mappin
         has = "every row" if table.row_filter is None else f"the rows with {table.row_filter}"
         first = altering(name, "DROP", table.table)
         then = altering(name, "ADD", table.table, filters={table.table: wanted.condition})
-        raise PublicationUnfit(
-            f"publication `{name}` publishes {has} of {table.table}, but `source.row_filters` says {wanted.printed}",
-            hint=f"{first}; {then}; and if rows were already captured: cdc-lake resync {table.table}",
-        )
+        text = f"publication `{name}` publishes {has} of {table.table}, but `source.row_filters` says {wanted.printed}"
+        hint = f"{first}; {then}; and if rows were already captured: cdc-lake resync {table.table}"
+        raise PublicationUnfit(text, hint=hint)
 
 
 class PublicationWarnings:

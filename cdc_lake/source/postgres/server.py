@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import psycopg
@@ -131,16 +131,22 @@ TWO_PHASE_ON_STANDBYS = 18
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFacts:
+class ServerState:
+    """What must be known of a server before it is decoded from. `in_recovery`: it is a standby."""
+
+    product: Product
+    wal_level: str
+    in_recovery: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts(ServerState):
     """The server's identity (`IDENTIFY_SYSTEM`) and relevant settings; times in seconds, 0 = never."""
 
     system: str
     timeline: int
     flushed: Lsn
     database: str
-    product: Product
-    wal_level: str
-    in_recovery: bool
     wal_sender_timeout: float
 
     @property
@@ -186,26 +192,10 @@ def _by_sql(session: Session, source: PostgresSource) -> ServerFacts:
         "current_database()::text, current_setting('wal_level'), pg_is_in_recovery(), version()",
     )
     product = product_of(source, says, session.info.server_version)
-    return ServerFacts(system, int(timeline, 16), Lsn.parse(flushed), database, product, level, recovery, 0)
+    return ServerFacts(product, level, recovery, system, int(timeline, 16), Lsn.parse(flushed), database, 0)
 
 
-class Decodable(Protocol):
-    """What must be known of a server before it is decoded from."""
-
-    @property
-    def product(self) -> Product:
-        """The server's product."""
-
-    @property
-    def wal_level(self) -> str:
-        """The setting `wal_level`."""
-
-    @property
-    def in_recovery(self) -> bool:
-        """True on a standby."""
-
-
-def decodes(facts: Decodable) -> bool:
+def decodes(facts: ServerState) -> bool:
     """Whether the server's `wal_level` allows decoding.
 
     From PostgreSQL 19 on the first logical slot enables logical decoding if `wal_level` is `replica`.
@@ -213,7 +203,7 @@ def decodes(facts: Decodable) -> bool:
     return facts.wal_level == "logical" or (facts.wal_level == "replica" and facts.product.major >= LOGICAL_ON_DEMAND)
 
 
-def check_server(facts: Decodable, place: str = "") -> None:
+def check_server(facts: ServerState, place: str = "") -> None:
     """Raise ServerSettings or NoPrimary if the server cannot be decoded from."""
     if facts.product.major < OLDEST:
         words = f"the server is {facts.product}; the oldest supported version is {facts.product.oldest}"
@@ -225,15 +215,13 @@ def check_server(facts: Decodable, place: str = "") -> None:
         raise ServerSettings(words, where=place)
 
 
-def check_failover(facts: Decodable, place: str = "", *, two_phase: bool = False) -> None:
+def check_failover(facts: ServerState, place: str = "", *, two_phase: bool = False) -> None:
     """Raise ServerSettings if standbys cannot keep copies of slots, or of those with `two_phase` decoding."""
     if facts.product.major < FAILOVER_SLOTS:
-        raise ServerSettings(
-            f"standbys keep copies of slots only from PostgreSQL {FAILOVER_SLOTS} on, and the server is "
-            f"{facts.product}",
-            where=place,
-            hint="remove `failover` from `source.slot`",
+        text = (
+            f"standbys keep copies of slots only from PostgreSQL {FAILOVER_SLOTS} on, and the server is {facts.product}"
         )
+        raise ServerSettings(text, where=place, hint="remove `failover` from `source.slot`")
     if two_phase and facts.product.major < TWO_PHASE_ON_STANDBYS:
         raise ServerSettings(
             f"standbys keep copies of slots with two-phase decoding only from PostgreSQL {TWO_PHASE_ON_STANDBYS} on, "

@@ -72,7 +72,7 @@ _SLOTS = (
     "s.confirmed_flush_lsn::text, s.wal_status, to_jsonb(s) ->> 'invalidation_reason', "
     "CASE WHEN pg_is_in_recovery() THEN NULL "
     "ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint END, s.safe_wal_size, "
-    "to_jsonb(s) ->> 'failover', s.two_phase FROM pg_replication_slots AS s "
+    "(to_jsonb(s) ->> 'failover')::bool, s.two_phase FROM pg_replication_slots AS s "
 )
 
 
@@ -88,10 +88,8 @@ def all_slots(session: Session) -> list[SlotFacts]:
 
 
 def _facts(row: Sequence[Any]) -> SlotFacts:
-    *identity, restart, confirmed, status, invalidation, retained, safe, failover, two_phase = row
-    positions = [None if lsn is None else Lsn.parse(lsn) for lsn in (restart, confirmed)]
-    values: list[Any] = [*identity, *positions, status, invalidation, retained, safe, _flag(failover), two_phase]
-    return SlotFacts(*values)
+    positions = [None if lsn is None else Lsn.parse(lsn) for lsn in row[6:8]]
+    return SlotFacts(*row[:6], *positions, *row[8:])
 
 
 def slot_counters(session: Session, name: str) -> SlotCounters | None:
@@ -225,11 +223,13 @@ def check_slot(
 
 
 _EXTRAS = (
-    "SELECT a.application_name, host(a.client_addr), s.catalog_xmin::text, age(s.catalog_xmin), "
-    "current_setting('autovacuum_freeze_max_age')::bigint, to_jsonb(s) ->> 'conflicting', to_jsonb(s) ->> 'synced', "
-    "to_jsonb(s) ->> 'two_phase_at', (to_jsonb(s) ->> 'inactive_since')::timestamptz, "
-    "current_setting('max_slot_wal_keep_size'), current_setting('idle_replication_slot_timeout', true), "
-    "pg_is_in_recovery() FROM pg_replication_slots AS s LEFT JOIN pg_stat_activity AS a ON a.pid = s.active_pid "
+    "SELECT NULLIF(a.application_name, ''), host(a.client_addr), s.catalog_xmin::text::bigint, age(s.catalog_xmin), "
+    "current_setting('autovacuum_freeze_max_age')::bigint, (to_jsonb(s) ->> 'conflicting')::bool, "
+    "(to_jsonb(s) ->> 'synced')::bool, to_jsonb(s) ->> 'two_phase_at', "
+    "NULLIF(current_setting('max_slot_wal_keep_size'), '-1'), "
+    "NULLIF(current_setting('idle_replication_slot_timeout', true), '0'), "
+    "pg_is_in_recovery(), (to_jsonb(s) ->> 'inactive_since')::timestamptz "
+    "FROM pg_replication_slots AS s LEFT JOIN pg_stat_activity AS a ON a.pid = s.active_pid "
     "WHERE s.slot_name = %s"
 )
 
@@ -250,10 +250,10 @@ class SlotStatistics:
     conflicting: bool | None
     synced: bool | None
     two_phase_at: str | None
-    inactive_since: datetime | None
     keep_size: str | None
     idle_timeout: str | None
     in_recovery: bool
+    inactive_since: datetime | None
 
 
 def slot_extras(session: Session, name: str) -> SlotStatistics | None:
@@ -261,26 +261,9 @@ def slot_extras(session: Session, name: str) -> SlotStatistics | None:
     rows = fetch(session, f"looking up slot `{name}`", _EXTRAS, name)
     if not rows:
         return None
-    application, address, xmin, age, freeze, conflicting, synced, two_phase, inactive, keep, idle, standby = rows[0]
-    return SlotStatistics(
-        application=application or None,
-        address=address,
-        catalog_xmin=None if xmin is None else int(xmin),
-        catalog_age=age,
-        freeze_age=freeze,
-        conflicting=_flag(conflicting),
-        synced=_flag(synced),
-        two_phase_at=two_phase,
-        inactive_since=_in_utc(inactive),
-        keep_size=None if keep == "-1" else keep,
-        idle_timeout=None if idle in {None, "0"} else idle,
-        in_recovery=standby,
-    )
+    *statistics, inactive = rows[0]
+    return SlotStatistics(*(*statistics, _in_utc(inactive)))
 
 
 def _in_utc(value: datetime | None) -> datetime | None:
     return None if value is None else value.astimezone(UTC)
-
-
-def _flag(text: str | None) -> bool | None:
-    return None if text is None else text == "true"

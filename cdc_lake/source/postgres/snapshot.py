@@ -9,11 +9,8 @@ the snapshot is in exactly one, because rows do not move. The readers lock out a
 them. The last range has no end, for blocks added after the first were counted. A partitioned table is read partition by
 partition, if privileges allow; otherwise, and for tables without blocks (foreign tables), it is one part.
 
-SQL functions export no snapshot. Instead a temporary slot is created, then a snapshot is taken, and the slot is queried
-for the transactions that ended in between. If those visible in the snapshot come first in WAL order, the slot is
-advanced past them, and it sends exactly what the snapshot does not show; otherwise another snapshot is taken. A
-transaction may have its commit record in the WAL before the slot begins and still be invisible (for example while it
-waits for a standby), so every transaction running when the slot was created must end before a snapshot counts.
+SQL functions export no snapshot. Instead a temporary slot is advanced past what a snapshot shows, so that it sends
+exactly what the snapshot does not show (decision 0037).
 """
 
 from __future__ import annotations

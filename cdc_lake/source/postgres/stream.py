@@ -19,16 +19,7 @@ import psycopg
 
 from cdc_lake.errors import SlotActive, SlotMissing, StreamProtocol
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.postgres.connection import (
-    Session,
-    as_bytes,
-    command,
-    connection_lost_error,
-    fetch,
-    raise_end,
-    send_as_stored,
-    translate_errors,
-)
+from cdc_lake.source.postgres import connection
 from cdc_lake.source.postgres.plugins import PGOUTPUT
 from cdc_lake.source.postgres.publication import PublicationWarnings
 from cdc_lake.source.postgres.server import wal_position
@@ -48,7 +39,7 @@ class PostgresStream(ReplicationStream):
 
     def __init__(
         self,
-        session: Session,
+        session: connection.Session,
         slot: str,
         options: Mapping[str, str],
         start: int,
@@ -67,8 +58,10 @@ class PostgresStream(ReplicationStream):
         self._session = session
         self._pgconn = session.pgconn
         self._left_out = PublicationWarnings(session)
-        send_as_stored(self._pgconn)
-        command(self._pgconn, start_command(slot, start, options), f"starting replication from slot `{slot}`")
+        connection.send_as_stored(self._pgconn)
+        connection.command(
+            self._pgconn, start_command(slot, start, options), f"starting replication from slot `{slot}`"
+        )
         self._pgconn.nonblocking = 1
         self._read_from(self._pgconn.socket, silence)
 
@@ -89,7 +82,7 @@ class PostgresStream(ReplicationStream):
             try:
                 self._pgconn.consume_input()
             except psycopg.OperationalError as broken:
-                raise connection_lost_error(self._pgconn, "reading the stream") from broken
+                raise connection.connection_lost_error(self._pgconn, "reading the stream") from broken
             more = self._drain(frames, limit - size)
             if not more:
                 break
@@ -104,11 +97,11 @@ class PostgresStream(ReplicationStream):
             try:
                 length, view = take(1)
             except psycopg.OperationalError as broken:
-                raise connection_lost_error(self._pgconn, "reading the stream") from broken
+                raise connection.connection_lost_error(self._pgconn, "reading the stream") from broken
             if length == 0 or left_out.error is not None:
                 return size
             if length < 0:
-                raise_end(self._pgconn, "reading the stream")
+                connection.raise_end(self._pgconn, "reading the stream")
             kind = view[0]
             if kind == _DATA and length >= _DATA_HEADER:
                 size += length
@@ -137,7 +130,7 @@ class PostgresStream(ReplicationStream):
             # What the socket does not accept now is sent with the next status; this never waits.
             self._pgconn.flush()
         except psycopg.OperationalError as broken:
-            raise connection_lost_error(self._pgconn, "acknowledging a position") from broken
+            raise connection.connection_lost_error(self._pgconn, "acknowledging a position") from broken
         self._status_sent_at = self._clock()
 
 
@@ -158,8 +151,8 @@ class PostgresSlotFunctions:
 
     def __init__(
         self,
-        reading: Session,
-        session: Session,
+        reading: connection.Session,
+        session: connection.Session,
         slot: str,
         plugin: str,
         options: Mapping[str, str],
@@ -181,7 +174,7 @@ class PostgresSlotFunctions:
         self._options = [word for pair in options.items() for word in pair]
         self._busy_since: float | None = None
         self._left_out = PublicationWarnings(reading)
-        send_as_stored(reading.pgconn)
+        connection.send_as_stored(reading.pgconn)
 
     def end(self) -> int:
         """The current end of the server's WAL."""
@@ -208,9 +201,9 @@ class PostgresSlotFunctions:
     def _pieces(self, least: int) -> Iterator[list[tuple[int, bytes]]]:
         piece: list[tuple[int, bytes]] = []
         held, arguments = 0, [self._slot, least, self._options]
-        with translate_errors(f"reading slot `{self._slot}`"):
+        with connection.translate_errors(f"reading slot `{self._slot}`"):
             for lsn, data in self._reading.cursor().stream(self._peek.encode(), arguments, binary=True):
-                piece.append((Lsn.parse(as_bytes(lsn).decode()).value, as_bytes(data)))
+                piece.append((Lsn.parse(connection.as_bytes(lsn).decode()).value, connection.as_bytes(data)))
                 held += len(piece[-1][1]) + _FRAME
                 if held >= PIECE:
                     self._left_out.check()
@@ -226,7 +219,7 @@ class PostgresSlotFunctions:
         while True:
             try:
                 sql = "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)"
-                fetch(self._session, f"advancing slot `{self._slot}`", sql, self._slot, str(Lsn(position)))
+                connection.fetch(self._session, f"advancing slot `{self._slot}`", sql, self._slot, str(Lsn(position)))
             except SlotActive:
                 if self._clock() > until:
                     raise
@@ -237,10 +230,10 @@ class PostgresSlotFunctions:
     def load_flush_lsn(self) -> int:
         """The slot's confirmed position. Raises SlotMissing."""
         sql = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
-        rows = fetch(self._session, f"looking up slot `{self._slot}`", sql, self._slot)
+        rows = connection.fetch(self._session, f"looking up slot `{self._slot}`", sql, self._slot)
         if not rows or rows[0][0] is None:
             raise SlotMissing(f"slot `{self._slot}` no longer exists")
-        return Lsn.parse(as_bytes(rows[0][0]).decode()).value
+        return Lsn.parse(connection.as_bytes(rows[0][0]).decode()).value
 
     def close(self) -> None:
         """Close the session that peeks; the owner closes `session`."""

@@ -20,32 +20,7 @@ import struct
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from cdc_lake.errors import (
-    AuthenticationRefused,
-    AuthenticationUnsupported,
-    DatabaseUnknown,
-    DecodersExhausted,
-    OptionRefused,
-    OptionUnknown,
-    PluginMissing,
-    ReplicationPortNeeded,
-    RoleLacksReplication,
-    ServerBusy,
-    ServerSettings,
-    ServerUnreachable,
-    ServicePortNeeded,
-    SlotActive,
-    SlotForeign,
-    SlotMissing,
-    SlotNameInvalid,
-    SlotOfOtherDatabase,
-    SourceError,
-    StandbyNeeded,
-    StreamProtocol,
-    TlsRefused,
-    WalGone,
-    WrongOutputOrder,
-)
+from cdc_lake import errors
 from cdc_lake.errors.base import ANEW
 from cdc_lake.source.gaussdb.wire import protocol
 from cdc_lake.source.gaussdb.wire.protocol import ServerMessage, WireTls
@@ -133,7 +108,7 @@ class Keys:
 def parse(body: bytes) -> Request:
     """Parse the body of an authentication request. Raises AuthenticationUnsupported, StreamProtocol."""
     if len(body) < 4:
-        raise StreamProtocol(f"an authentication request of {len(body)} bytes")
+        raise errors.StreamProtocol(f"an authentication request of {len(body)} bytes")
     code, rest = int(_INT.unpack_from(body)[0]), body[4:]
     match code:
         case 0:
@@ -148,7 +123,7 @@ def parse(body: bytes) -> Request:
             return Md5OverSha256(_hex(rest[:_SALT], _SALT), _four_bytes(rest[_SALT:], code))
         case _:
             name = _CODES.get(code, f"code {code}")
-            raise AuthenticationUnsupported(f"the server asks for authentication by {name}")
+            raise errors.AuthenticationUnsupported(f"the server asks for authentication by {name}")
 
 
 def answer(request: Request, user: str, password: str) -> str | None:
@@ -182,7 +157,7 @@ def derive(password: str, salt: str, iterations: int) -> Keys:
 def _sha256(rest: bytes) -> Request:
     """Code 10: how the password is stored, then the corresponding request."""
     if len(rest) < 4:
-        raise StreamProtocol("a sha256 request without the kind of password")
+        raise errors.StreamProtocol("a sha256 request without the kind of password")
     stored, rest = int(_INT.unpack_from(rest)[0]), rest[4:]
     match stored:
         case 1:
@@ -191,24 +166,24 @@ def _sha256(rest: bytes) -> Request:
             pass
         case _:
             how = {3: "for SM3", 7: "for md5 and sha256 together"}.get(stored, f"in an unknown form ({stored})")
-            raise AuthenticationUnsupported(f"the server has the password stored {how}")
+            raise errors.AuthenticationUnsupported(f"the server has the password stored {how}")
     salt, token, rest = _hex(rest[:_SALT], _SALT), _hex(rest[_SALT : _SALT + _TOKEN], _TOKEN), rest[_SALT + _TOKEN :]
     iterations = int(_INT.unpack(_four_bytes(rest, 10))[0])
     if not 0 < iterations <= _MOST_ITERATIONS:
-        raise StreamProtocol(f"a sha256 request of {iterations} iterations")
+        raise errors.StreamProtocol(f"a sha256 request of {iterations} iterations")
     return Sha256(salt, token, iterations)
 
 
 def _hex(raw: bytes, size: int) -> str:
     text = raw.decode(errors="replace")
     if len(raw) != size or _HEX.fullmatch(text) is None:
-        raise StreamProtocol(f"an authentication request without its {size} hexadecimal characters")
+        raise errors.StreamProtocol(f"an authentication request without its {size} hexadecimal characters")
     return text
 
 
 def _four_bytes(raw: bytes, code: int) -> bytes:
     if len(raw) != _INT.size:
-        raise StreamProtocol(f"an authentication request of code {code} with {len(raw)} bytes where 4 belong")
+        raise errors.StreamProtocol(f"an authentication request of code {code} with {len(raw)} bytes where 4 belong")
     return raw
 
 
@@ -233,27 +208,25 @@ def negotiate_tls(plain: socket.socket, tls: WireTls, host: str, place: str) -> 
         # one byte only: further bytes belong to the handshake, and must not be accepted unencrypted
         offered = plain.recv(1)
     except OSError as broken:
-        raise ServerUnreachable(f"the connection was lost before it was established: {broken}", where=place) from broken
+        raise errors.ServerUnreachable(
+            f"the connection was lost before it was established: {broken}", where=place
+        ) from broken
     if offered == b"S":
         return _handshake(plain, context, tls, host, place)
     if not offered:
-        raise ServerUnreachable("the server closed the connection at once", where=place)
+        raise errors.ServerUnreachable("the server closed the connection at once", where=place)
     if offered != b"N":
-        raise StreamProtocol(
-            f"the server answered the TLS request with the byte {offered[0]}",
-            where=place,
-            hint=(
-                "check that a database is listening there; a server without free connections also answers "
-                "like this: in that case retry"
-            ),
+        hint = (
+            "check that a database is listening there; a server without free connections also answers "
+            "like this: in that case retry"
+        )
+        raise errors.StreamProtocol(
+            f"the server answered the TLS request with the byte {offered[0]}", where=place, hint=hint
         )
     if tls.mode == "prefer":
         return plain
-    raise TlsRefused(
-        f"`source.tls.mode` is {tls.mode}, but the server does not encrypt",
-        where=place,
-        hint="turn `ssl` on at the server; use `tls: {mode: disable}` only if the network is trusted",
-    )
+    hint = "turn `ssl` on at the server; use `tls: {mode: disable}` only if the network is trusted"
+    raise errors.TlsRefused(f"`source.tls.mode` is {tls.mode}, but the server does not encrypt", where=place, hint=hint)
 
 
 def _handshake(plain: socket.socket, context: ssl.SSLContext, tls: WireTls, host: str, place: str) -> socket.socket:
@@ -261,15 +234,15 @@ def _handshake(plain: socket.socket, context: ssl.SSLContext, tls: WireTls, host
         return context.wrap_socket(plain, server_hostname=host)
     except ssl.SSLCertVerificationError as wrong:
         which = str(tls.root_cert) if tls.root_cert else "the system's certificate authorities"
-        raise TlsRefused(
-            f"the server's certificate is not accepted: {wrong.verify_message} (trusted: {which})",
-            where=place,
-            hint="set `source.tls.root_cert` to the authority that signed it; verify-full also checks the host name",
-        ) from wrong
+        text = f"the server's certificate is not accepted: {wrong.verify_message} (trusted: {which})"
+        hint = "set `source.tls.root_cert` to the authority that signed it; verify-full also checks the host name"
+        raise errors.TlsRefused(text, where=place, hint=hint) from wrong
     except ssl.SSLError as wrong:
-        raise TlsRefused(f"the TLS handshake failed: {wrong.reason or wrong}", where=place) from wrong
+        raise errors.TlsRefused(f"the TLS handshake failed: {wrong.reason or wrong}", where=place) from wrong
     except OSError as broken:
-        raise ServerUnreachable(f"the connection was lost in the TLS handshake: {broken}", where=place) from broken
+        raise errors.ServerUnreachable(
+            f"the connection was lost in the TLS handshake: {broken}", where=place
+        ) from broken
 
 
 def _context(tls: WireTls, place: str) -> ssl.SSLContext:
@@ -288,11 +261,9 @@ def _context(tls: WireTls, place: str) -> ssl.SSLContext:
     except OSError as wrong:  # includes ssl.SSLError
         files = ", ".join(str(file) for file in (tls.root_cert, tls.cert, tls.key) if file is not None)
         reason = wrong.reason if isinstance(wrong, ssl.SSLError) else wrong.strerror
-        raise TlsRefused(
-            f"the files of `source.tls` cannot be used: {reason} ({files})",
-            where=place,
-            hint="use PEM files; the key must have no passphrase and must belong to the certificate",
-        ) from wrong
+        text = f"the files of `source.tls` cannot be used: {reason} ({files})"
+        hint = "use PEM files; the key must have no passphrase and must belong to the certificate"
+        raise errors.TlsRefused(text, where=place, hint=hint) from wrong
     return context
 
 
@@ -301,44 +272,46 @@ _NO_USER = r"\b(role|user)\b.* does(n't| not) exist"
 PostgreSQL's are used (undefined_object).
 """
 
-_FAMILY: tuple[tuple[str, type[SourceError], str], ...] = (
-    (r"replication should connect HA port", ReplicationPortNeeded, ""),
-    (r"listen ip and port is not for the gsql client", ServicePortNeeded, ""),
-    (r"option \S+ = .* is unknown", OptionUnknown, "22023"),
-    (r"output[-_ ]order", WrongOutputOrder, ""),
-    (r"could not parse value .* for parameter", OptionRefused, "22023"),
-    (r"option \S+ should be", OptionRefused, "22023"),
-    (_NO_USER, OptionRefused, "42704"),
-    (r'invalid value for parameter "logical_sender_timeout"', OptionRefused, "22023"),
-    (r"could not access file", PluginMissing, "58P01"),
-    (r"replication slot name .* (contains invalid character|is too (long|short)|is not)", SlotNameInvalid, ""),
-    (r"Invalid logical replication slot", SlotMissing, ""),
-    (r"replication slot .* already exists", SlotForeign, ""),
-    (r"replication slot .* was not created in this database", SlotOfOtherDatabase, ""),
-    (r"cannot use physical replication slot", SlotForeign, ""),
-    (r"WAL segment .* has already been removed", WalGone, ""),
-    (r"walsender closed because of role is primary", StandbyNeeded, ""),
-    (r"create logical decode dispatcher", DecodersExhausted, ""),
-    (r"standby mode doesn't support", ServerSettings, ""),
-    (r"unrecognized configuration parameter", ServerSettings, ""),
+_FAMILY: tuple[tuple[str, type[errors.SourceError], str], ...] = (
+    (r"replication should connect HA port", errors.ReplicationPortNeeded, ""),
+    (r"listen ip and port is not for the gsql client", errors.ServicePortNeeded, ""),
+    (r"option \S+ = .* is unknown", errors.OptionUnknown, "22023"),
+    (r"output[-_ ]order", errors.WrongOutputOrder, ""),
+    (r"could not parse value .* for parameter", errors.OptionRefused, "22023"),
+    (r"option \S+ should be", errors.OptionRefused, "22023"),
+    (_NO_USER, errors.OptionRefused, "42704"),
+    (r'invalid value for parameter "logical_sender_timeout"', errors.OptionRefused, "22023"),
+    (r"could not access file", errors.PluginMissing, "58P01"),
+    (r"replication slot name .* (contains invalid character|is too (long|short)|is not)", errors.SlotNameInvalid, ""),
+    (r"Invalid logical replication slot", errors.SlotMissing, ""),
+    (r"replication slot .* already exists", errors.SlotForeign, ""),
+    (r"replication slot .* was not created in this database", errors.SlotOfOtherDatabase, ""),
+    (r"cannot use physical replication slot", errors.SlotForeign, ""),
+    (r"WAL segment .* has already been removed", errors.WalGone, ""),
+    (r"walsender closed because of role is primary", errors.StandbyNeeded, ""),
+    (r"create logical decode dispatcher", errors.DecodersExhausted, ""),
+    (r"standby mode doesn't support", errors.ServerSettings, ""),
+    (r"unrecognized configuration parameter", errors.ServerSettings, ""),
     # before 5.0 the sender's timeout has this SQLSTATE, which means something else everywhere
-    (r"timeout", ServerUnreachable, "42809"),
+    (r"timeout", errors.ServerUnreachable, "42809"),
 )
 """Errors with the family's own wording, a regular expression; with an SQLSTATE if the words alone are ambiguous."""
 
-_STARTUP: dict[str, type[SourceError]] = {
-    "28P01": AuthenticationRefused,
-    "28000": AuthenticationRefused,
-    "28P02": AuthenticationRefused,
-    "3D000": DatabaseUnknown,
-    "42501": RoleLacksReplication,
-    "53300": ServerBusy,
-    "57P03": ServerBusy,
+_STARTUP: dict[str, type[errors.SourceError]] = {
+    "28P01": errors.AuthenticationRefused,
+    "28000": errors.AuthenticationRefused,
+    "28P02": errors.AuthenticationRefused,
+    "3D000": errors.DatabaseUnknown,
+    "42501": errors.RoleLacksReplication,
+    "53300": errors.ServerBusy,
+    "57P03": errors.ServerBusy,
 }
 
-_HINTS: dict[type[SourceError], str] = {
-    SlotActive: "stop the other receiver; after a crash the server releases the slot within about a second to a minute",
-    WalGone: f"raise max_size_for_xlog_prune on the server; then {ANEW}",
+_HINTS: dict[type[errors.SourceError], str] = {
+    errors.SlotActive: (
+        "stop the other receiver; after a crash the server releases the slot within about a second to a minute"
+    ),
+    errors.WalGone: f"raise max_size_for_xlog_prune on the server; then {ANEW}",
 }
 
 _SETTINGS_HINTS = (
@@ -348,36 +321,36 @@ _SETTINGS_HINTS = (
 )
 
 
-def server_error(message: ServerMessage, doing: str, *, where: str = "", user: str = "") -> SourceError:
+def server_error(message: ServerMessage, doing: str, *, where: str = "", user: str = "") -> errors.SourceError:
     """The error of a statement, command or stream that the server ended; `doing` describes its purpose."""
     kind = _family_kind(message) or statement_kind(message.sqlstate or None, message.message, doing)
     words = statement_words(message.sqlstate or None, message.message, doing)
     return kind(words, where=where, hint=_hint(kind, message, user))
 
 
-def startup_error(message: ServerMessage, *, user: str, database: str, where: str) -> SourceError:
+def startup_error(message: ServerMessage, *, user: str, database: str, where: str) -> errors.SourceError:
     """The error for a connection that the server refused."""
     kind = _family_kind(message) or _STARTUP.get(message.sqlstate) or connection_kind(message.message, database)
     words = statement_words(message.sqlstate or None, message.message, f"no connection as `{user}`")
     return kind(words, where=where, hint=_hint(kind, message, user))
 
 
-def _family_kind(message: ServerMessage) -> type[SourceError] | None:
+def _family_kind(message: ServerMessage) -> type[errors.SourceError] | None:
     for pattern, kind, sqlstate in _FAMILY:
         if sqlstate in {"", message.sqlstate} and re.search(pattern, message.message, re.IGNORECASE):
             return kind
     return None
 
 
-def _hint(kind: type[SourceError], message: ServerMessage, user: str) -> str | None:
-    if kind is RoleLacksReplication:
+def _hint(kind: type[errors.SourceError], message: ServerMessage, user: str) -> str | None:
+    if kind is errors.RoleLacksReplication:
         role = identifier(user) if user else "<user>"
         return f"run as an administrator: ALTER ROLE {role} REPLICATION, or grant the role gs_role_replication"
-    if kind is OptionRefused and re.search(_NO_USER, message.message, re.IGNORECASE):
+    if kind is errors.OptionRefused and re.search(_NO_USER, message.message, re.IGNORECASE):
         return (
             "remove the name from `exclude-users`, or keep `dynamic-resolution` on: the name then takes effect when "
             "the user exists"
         )
-    if kind is ServerSettings:
+    if kind is errors.ServerSettings:
         return next((hint for words, hint in _SETTINGS_HINTS if words in message.message.lower()), None)
     return _HINTS.get(kind)

@@ -230,11 +230,8 @@ class Channel:
             return None
         letter, length = HEAD.unpack_from(self._buffer, self._start)
         if not 4 <= length <= self._limit:
-            raise StreamProtocol(
-                f"a message of kind {letter} and {length} bytes",
-                where=self.place,
-                hint="check that a database is listening there",
-            )
+            words = f"a message of kind {letter} and {length} bytes"
+            raise StreamProtocol(words, where=self.place, hint="check that a database is listening there")
         return int(length)
 
     def receive(self, doing: str) -> int:

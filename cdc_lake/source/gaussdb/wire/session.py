@@ -211,11 +211,9 @@ class WireSession:
 
     def _answer(self, request: auth.Request) -> str:
         if self.target.password is None:
-            raise AuthenticationRefused(
-                f"no connection as `{self.target.user}`: the server asks for a password, but none is configured",
-                where=self.place,
-                hint="set `source.password`, by reference: ${env:NAME} or ${file:path}",
-            )
+            text = f"no connection as `{self.target.user}`: the server asks for a password, but none is configured"
+            hint = "set `source.password`, by reference: ${env:NAME} or ${file:path}"
+            raise AuthenticationRefused(text, where=self.place, hint=hint)
         return auth.answer(request, self.target.user, self.target.password) or ""
 
     def _startup_refusal(self, body: bytes, asked: auth.Request | None) -> SourceError:
@@ -230,11 +228,9 @@ class WireSession:
         if letter == protocol.PARAMETER:
             self.parameters.update([protocol.read_parameter(body)])
         elif letter == protocol.NEGOTIATE:
-            raise ServerSettings(
-                f"the server does not support protocol 3.{protocol.MINOR}: it does not belong to the GaussDB family",
-                where=self.place,
-                hint="for PostgreSQL and compatible servers: `source.type: postgres`",
-            )
+            text = f"the server does not support protocol 3.{protocol.MINOR}: it does not belong to the GaussDB family"
+            hint = "for PostgreSQL and compatible servers: `source.type: postgres`"
+            raise ServerSettings(text, where=self.place, hint=hint)
         elif letter not in _SILENT:
             words = f"a message of kind {letter} at the start of the session"
             raise StreamProtocol(words, where=self.place, hint="check that a database is listening there")
@@ -250,11 +246,9 @@ def connect(
     that fits; with several hosts its message has the reason of each. SeveralPrimaries.
     """
     hosts = _hosts(target, application, replication, on_open)
-    return (
-        hosts[0][1]()
-        if len(hosts) == 1
-        else find_primary(hosts, _in_recovery, None if target.alike else _server_start_time)
-    )
+    if len(hosts) == 1:
+        return hosts[0][1]()
+    return find_primary(hosts, _in_recovery, None if target.alike else _server_start_time)
 
 
 def connect_to_standby(target: WireTarget, *, application: str) -> WireSession:
