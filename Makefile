@@ -33,7 +33,7 @@ test-fast: $(VENV)/.dev ## tests without Spark
 	@$(PYTEST) -m "not spark and not slow"
 
 test-azurite: $(VENV)/.dev ## a lake in ADLS over Microsoft's emulator, which npm fetches (needs Node.js)
-	@CDC_LAKE_REQUIRE_AZURITE=1 $(COMPILE) $(BIN)/pytest --numprocesses 0 tests/live/test_azurite.py
+	@CDC_LAKE_REQUIRE_AZURITE=1 $(COMPILE) $(BIN)/pytest --numprocesses 0 tests/live/test_azurite.py tests/live/test_azurite_table_log.py
 
 test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, with what they counted
 	@$(COMPILE) $(BIN)/python -m tests.reliability --small
