@@ -7,6 +7,9 @@ to which it is pinned, and does not see the disk of the driver. Driver and store
 a machine of two cores they do not take what is measured. Runs with one and two workers alternate, each with a lake of
 its own. The machine has to be idle otherwise: the benchmark ends if the load exceeds `--load`.
 
+Then a span has small tables, alone and with the large one: Spark shares its cores fairly among the tables that are
+merged at once, so that no small one should wait more than twice as long.
+
 Serial is the time in which no task runs. Bytes of bronze are those of its data files that the store sent to the driver
 and to executors; the driver reads the narrow columns of which it plans a span.
 """
@@ -22,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -32,11 +35,12 @@ from span_pair import PER_TRANSACTION, project_of
 from workload_spans import BASE, ROUNDS_AT_MOST, Workload, orders
 
 from cdc_lake.bronze.open import bronze_writer
-from cdc_lake.model.change import Transaction
+from cdc_lake.model.change import Change, Transaction
 from cdc_lake.observability.events import silent
 from cdc_lake.runtime.apply.span_loop import SpanLoop
 from cdc_lake.silver.layout_mapping import make_shape
-from cdc_lake.tables.open_silver_table import mark_when_large, store
+from cdc_lake.tables.open_silver_table import mark_when_large, store, table_log
+from cdc_lake.tables.silver_table import TableLog
 from cdc_lake.tables.spark_session import derive, start
 from cdc_lake_testing.messages import boundaries, raw_transaction
 from cdc_lake_testing.object_store import ACCESS_KEY, SECRET_KEY, LocalStore
@@ -46,6 +50,8 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 COUNTED = "/counted"
+SMALL_TABLES = 20
+SMALL_ROWS = 2_000
 
 
 class Counting:
@@ -77,13 +83,14 @@ def serve() -> None:
         threading.Event().wait()
 
 
-def drive(name: str, master: str, endpoint: str, rows: int, changes: int) -> dict[str, float]:
-    """Fill a table, land the changes of a span, and apply them, as the driver; what the span took."""
-    storage = {
-        "endpoint": endpoint, "region": "us-east-1", "allow_http": True,
-        "access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY,
-    }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
+class Driver:
+    """A lake in the store, and a session of Spark on the cluster; tables, the first of which is large."""
+
+    def __init__(self, folder: Path, name: str, master: str, endpoint: str, rows: Sequence[int], span: int) -> None:
+        storage = {
+            "endpoint": endpoint, "region": "us-east-1", "allow_http": True,
+            "access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY,
+        }  # fmt: skip
         conf = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -96,37 +103,90 @@ def drive(name: str, master: str, endpoint: str, rows: int, changes: int) -> dic
         sections: dict[str, Any] = {
             "lake": {"path": f"s3://lake/{name}", "storage": storage},
             "spark": {"master": master, "conf": conf},
-            "apply": {"span_rows": changes},
+            "apply": {"span_rows": span},
         }
-        project = project_of(Path(folder), name, "delta", ["orders"], **sections)
-        spark = start(project)
-        workload = Workload(orders("orders"), rows, changes // ROUNDS_AT_MOST)
-        layout, own = workload.layout, derive(spark)
-        silver = store(own, project, project.target(layout.table))
-        silver.create(make_shape([layout.layout], {layout.layout: layout}, None).columns, "bench")
-        base = own.range(0, rows, 1, 8).selectExpr(*(f"{sql} AS `{column}`" for column, sql in BASE.items()))
-        base.createOrReplaceTempView("base")
-        own.sql(f"INSERT INTO {silver.name} SELECT * FROM base")
-        mark_when_large(own, project, project.target(layout.table))
-        bronze = bronze_writer(project)
-        bronze.begin_stream("bench", 1)
-        made = [change for n in range(ROUNDS_AT_MOST) for change in workload.round(n)[0]]
-        for at in range(0, len(made), 100_000):
-            firsts = range(at, min(at + 100_000, len(made)), PER_TRANSACTION)
-            parts = ((first, tuple(made[first : first + PER_TRANSACTION])) for first in firsts)
-            bronze.append([raw_transaction(Transaction(boundaries(1_000 + n), part)) for n, part in parts])
-        before, begun = counted(endpoint), time.time()
-        with SpanLoop(project, spark, silent) as loop:
+        tables = [f"orders_{number}" for number in range(len(rows))]
+        self.project = project_of(folder, name, "delta", tables, **sections)
+        self.spark = start(self.project)
+        self.relations = [orders(table) for table in tables]
+        self._bronze = bronze_writer(self.project)
+        self._bronze.begin_stream("bench", 1)
+        self._position = 1_000
+        own = derive(self.spark)
+        for layout, count in zip(self.relations, rows, strict=True):
+            silver = store(own, self.project, self.project.target(layout.table))
+            silver.create(make_shape([layout.layout], {layout.layout: layout}, None).columns, "bench")
+            base = own.range(0, count, 1, 8 if count > PER_TRANSACTION else 1)
+            base.selectExpr(*(f"{sql} AS `{column}`" for column, sql in BASE.items())).createOrReplaceTempView("base")
+            own.sql(f"INSERT INTO {silver.name} SELECT * FROM base")
+            mark_when_large(own, self.project, self.project.target(layout.table))
+
+    def land(self, changes: Sequence[Change]) -> None:
+        """Land changes in bronze."""
+        parts = []
+        for at in range(0, len(changes), PER_TRANSACTION):
+            self._position += 1_000
+            some = tuple(changes[at : at + PER_TRANSACTION])
+            parts.append(raw_transaction(Transaction(boundaries(self._position), some)))
+        for at in range(0, len(parts), 100):
+            self._bronze.append(parts[at : at + 100])
+
+    def apply(self) -> tuple[float, float]:
+        """Apply what was landed; when it began and ended."""
+        begun = time.time()
+        with SpanLoop(self.project, self.spark, silent) as loop:
             loop.run(None, threading.Event())
             for error in loop.totals.failed.values():
                 raise error
-        ended, sent = time.time(), counted(endpoint)
-        spark.stop()
+        return begun, time.time()
+
+
+def drive(name: str, master: str, endpoint: str, rows: int, changes: int) -> dict[str, float]:
+    """Apply a span to a large table, as the driver; what it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        driver = Driver(Path(folder), name, master, endpoint, [rows], changes)
+        workload = Workload(driver.relations[0], rows, changes // ROUNDS_AT_MOST)
+        driver.land([change for n in range(ROUNDS_AT_MOST) for change in workload.round(n)[0]])
+        before = counted(endpoint)
+        begun, ended = driver.apply()
+        sent = counted(endpoint)
+        driver.spark.stop()
         (log,) = Path(folder).glob("app-*")
         took = of_tasks(log, begun, ended)
     for reader in ("driver", "executors"):
         took[f"{reader}_bytes"] = sent.get(reader, 0) - before.get(reader, 0)
     return took
+
+
+def drive_beside(name: str, master: str, endpoint: str, rows: int, changes: int) -> dict[str, float]:
+    """Apply spans to small tables, alone and with a large one; by how much later each is committed with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        driver = Driver(Path(folder), name, master, endpoint, [rows, *[SMALL_ROWS] * SMALL_TABLES], changes)
+        large, *small = driver.relations
+        logs = [table_log(driver.project, driver.project.target(layout.table)) for layout in small]
+        seconds: list[list[float]] = []
+        for number in range(3):  # the first warms up
+            made = [
+                change for layout in small for change in Workload(layout, SMALL_ROWS, SMALL_ROWS // 20).round(number)[0]
+            ]
+            if number == 2:
+                made += Workload(large, rows, changes).round(number)[0]
+            driver.land(made)
+            begun, _ = driver.apply()
+            seconds.append([committed(log) - begun for log in logs])
+        driver.spark.stop()
+    _, alone, beside = seconds
+    ratios = [with_it / without for without, with_it in zip(alone, beside, strict=True)]
+    return {"alone": median(alone), "beside": median(beside), "ratio": median(ratios), "worst": max(ratios)}
+
+
+def committed(log: TableLog) -> float:
+    """When the newest version of a table was committed."""
+    version = log.version()
+    assert version is not None
+    at = log.committed_at(version)
+    assert at is not None
+    return at.timestamp()
 
 
 def counted(endpoint: str) -> dict[str, int]:
@@ -149,8 +209,8 @@ def of_tasks(log: Path, begun: float, ended: float) -> dict[str, float]:
     return {"seconds": ended - begun, "executor_cpu": cpu / 1e9, "serial": ended - begun - busy, "tasks": len(tasks)}
 
 
-def measure(workers: int, round_: int, endpoint: str, given: argparse.Namespace) -> dict[str, Any]:
-    """A run in processes of its own."""
+def measure(what: str, workers: int, round_: int, endpoint: str, given: argparse.Namespace) -> dict[str, Any]:
+    """A run in processes of its own, with a lake of its own."""
     if (load := os.getloadavg()[0]) > given.load:
         raise SystemExit(f"the machine is not idle: its load is {load:.1f}")
     with tempfile.TemporaryDirectory() as folder:
@@ -158,12 +218,12 @@ def measure(workers: int, round_: int, endpoint: str, given: argparse.Namespace)
         hidden[0].mkdir()
         with SparkCluster(Path(folder) / "logs", hidden, workers, memory="4g", pinned=True) as cluster:
             sizes = map(str, (given.rows, given.changes))
-            words = [f"bench_{workers}_{round_}", cluster.master, endpoint, *sizes]
-            command = ["nice", "-n", "19", sys.executable, __file__, "--drive", *words]
+            words = [f"bench_{what}_{workers}_{round_}", cluster.master, endpoint, *sizes]
+            command = ["nice", "-n", "19", sys.executable, __file__, f"--{what}", *words]
             done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=hidden[0])
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
-    took = {"workers": workers, "round": round_, **json.loads(done.stdout.splitlines()[-1])}
+    took = {"what": what, "workers": workers, "round": round_, **json.loads(done.stdout.splitlines()[-1])}
     print(f"  {took}", flush=True)
     return took
 
@@ -172,8 +232,9 @@ def main() -> None:
     match sys.argv[1:]:
         case ["--serve"]:
             serve()
-        case ["--drive", name, master, endpoint, rows, changes]:
-            print(json.dumps(drive(name, master, endpoint, int(rows), int(changes))))
+        case ["--drive" | "--beside" as what, name, master, endpoint, rows, changes]:
+            driven = drive if what == "--drive" else drive_beside
+            print(json.dumps(driven(name, master, endpoint, int(rows), int(changes))))
         case _:
             compare()
 
@@ -192,7 +253,8 @@ def compare() -> None:
         endpoint = served.stdout.readline().strip()
         try:
             order = [workers for n in range(given.rounds) for workers in ((1, 2) if n % 2 == 0 else (2, 1))]
-            runs = [measure(workers, n, endpoint, given) for n, workers in enumerate(order)]
+            runs = [measure("drive", workers, n, endpoint, given) for n, workers in enumerate(order)]
+            runs += [measure("beside", 2, n, endpoint, given) for n in range(given.rounds)]
         finally:
             served.kill()
     parameters = {"rows": given.rows, "changes": given.changes}
@@ -202,7 +264,7 @@ def compare() -> None:
 def tables_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rows, walls = [], {}
     for workers in (1, 2):
-        mine = [run for run in runs if run["workers"] == workers]
+        mine = [run for run in runs if run["what"] == "drive" and run["workers"] == workers]
         walls[workers] = median(run["seconds"] for run in mine)
         rows.append(
             (
@@ -224,7 +286,13 @@ def tables_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         "bronze to driver, MiB",
         "to executors",
     )
-    return [table("A span on a Spark cluster", head, rows)]
+    mine = [run for run in runs if run["what"] == "beside"]
+    cells = (f"{median(run[name] for run in mine):.2f}" for name in ("alone", "beside", "ratio", "worst"))
+    of_small = ("alone, s", "beside a large merge, s", "times as late", "the latest")
+    return [
+        table("A span on a Spark cluster", head, rows),
+        table(f"The commits of {SMALL_TABLES} small tables on two workers", of_small, [tuple(cells)]),
+    ]
 
 
 if __name__ == "__main__":
