@@ -236,11 +236,24 @@ class ControlTables:
             data = make_monotonic(data, self._last_recorded((name, *BESIDE[name])))
         self._open.pop(name, None)
         try:
-            place.commit(table, [self._write(name, table, data)], apps=apps, note={}, fenced=False)
+            self._commit_append(place, table, self._write(name, table, data), apps)
         except (DeltaCommitFailed, OSError) as cause:
             raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=place.name) from cause
         self._open[name] = table
         return data
+
+    @staticmethod
+    def _commit_append(place: DeltaStorage, table: DeltaTable, file: AddAction, apps: Mapping[str, int]) -> None:
+        """Commit, again after commits of others that delta-rs does not pass over. Raises DeltaCommitFailed."""
+        while True:
+            try:
+                place.commit(table, [file], apps=apps, note={}, fenced=False)
+            except DeltaCommitFailed as refused:
+                if not refused.overtaken:
+                    raise
+                place.refresh(table)
+            else:
+                return
 
     def read(
         self,

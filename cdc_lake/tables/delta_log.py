@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 import pyarrow as pa
@@ -155,6 +155,10 @@ def open_table(folder: Path) -> DeltaTable | None:
         return None
 
 
+CREATION: Final = CommitProperties(max_commit_retries=0)
+"""Of the commit that creates a table: delta-rs would repeat it as version 1, after the one of somebody else (tried)."""
+
+
 def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str], *, durable: bool) -> DeltaTable:
     """Create an empty table. Raises DeltaError if one exists already."""
     make_folder(folder, durable=durable)
@@ -164,6 +168,7 @@ def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str],
         mode="error",
         configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **properties},
         raise_if_key_not_exists=False,  # properties of our own are not Delta's
+        commit_properties=CREATION,
     )
     if durable:
         sync_log(folder, 0)

@@ -235,6 +235,7 @@ class ObjectStoreDeltaStorage(StoreFolder):
                 mode="error",
                 configuration={"delta.checkpointInterval": str(delta_log.CHECKPOINT_INTERVAL), **properties},
                 raise_if_key_not_exists=False,  # properties of our own are not Delta's
+                commit_properties=delta_log.CREATION,
                 storage_options=self._store.delta_options,
             )
         except (DeltaError, OSError) as cause:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -21,11 +23,11 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.config.model import ObjectAddress
-from cdc_lake.errors import AnotherApply, LakeError, Retry
+from cdc_lake.errors import AnotherApply, BronzeNotWritten, LakeError, Retry
 from cdc_lake.tables import delta_log
 from cdc_lake.tables.control_schema import TABLES, CutRow, RunRow, SnapshotRow, StreamRow, schema_of, utc_now
 from cdc_lake.tables.control_tables import ControlTables, lease
-from cdc_lake.tables.delta_storage import ObjectStoreDeltaStorage
+from cdc_lake.tables.delta_storage import LocalDeltaStorage, ObjectStoreDeltaStorage
 from cdc_lake.tables.object_store import ObjectStore
 from cdc_lake_testing.faulty_store import Chance, FaultyStore
 from cdc_lake_testing.object_store import LocalStore, storage_at
@@ -156,6 +158,39 @@ control = ControlTables(Path(folder))
 for n in range(8):
     control.record(RunRow(f"{name}{n}", "run", utc_now(), None, "running", "{}"))
 """
+
+
+def test_one_of_several_that_create_a_table_at_once_creates_it(tmp_path: Path):
+    def create(folder: Path) -> bool:
+        together.wait()
+        try:
+            LocalDeltaStorage(folder, durable=False).create(schema_of("runs"), {})
+        except BronzeNotWritten:
+            return False
+        return True
+
+    together = threading.Barrier(4)
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(10):
+            folder = tmp_path / str(number)
+            assert sum(threads.map(create, [folder] * 4)) == 1
+            assert DeltaTable(folder).version() == 0
+
+
+def test_an_append_is_repeated_if_the_properties_of_its_table_changed_meanwhile(
+    control: ControlTables, monkeypatch: pytest.MonkeyPatch
+):
+    control.record(cut(0))
+    write, place = control._write, control.place("cuts")
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        place.set_properties(place.open(), {"other": "1"}, {})
+        return write(*arguments)
+
+    monkeypatch.setattr(control, "_write", overtaken)
+    control.record(cut(1))
+    assert control.read("cuts").num_rows == 2
 
 
 def test_processes_that_append_at_the_same_time_lose_nothing(control: ControlTables, tmp_path: Path):
