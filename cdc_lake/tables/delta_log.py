@@ -149,10 +149,6 @@ CREATION: Final = CommitProperties(max_commit_retries=0)
 """Of the commit that creates a table: delta-rs would repeat it as version 1, after the one of somebody else (tried)."""
 
 
-CREATION: Final = CommitProperties(max_commit_retries=0)
-"""Of the commit that creates a table: delta-rs would repeat it as version 1, after the one of somebody else (tried)."""
-
-
 def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str], *, durable: bool) -> DeltaTable:
     """Create an empty table. Raises DeltaError if one exists already."""
     make_folder(folder, durable=durable)
