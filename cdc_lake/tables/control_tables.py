@@ -227,33 +227,21 @@ class ControlTables:
             return None
         table = self._table(name) or self._create(name)
         place = self.place(name)
-        if app is not None:
-            last = place.ask(lambda: table.transaction_version(app[0]))
-            if last is not None and app[1] <= last:
-                return None
+        if _is_recorded(place, table, app):
+            return None
         apps = {} if app is None else {app[0]: app[1]}
         if name in BESIDE:
             data = make_monotonic(data, self._last_recorded((name, *BESIDE[name])))
         self._open.pop(name, None)
         try:
-            self._commit_append(place, table, self._write(name, table, data), apps)
+            file = self._write(name, table, data)
+            while not _try_append(place, table, file, apps):
+                if _is_recorded(place, table, app):  # by another process meanwhile
+                    return None
         except (DeltaCommitFailed, OSError) as cause:
             raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=place.name) from cause
         self._open[name] = table
         return data
-
-    @staticmethod
-    def _commit_append(place: DeltaStorage, table: DeltaTable, file: AddAction, apps: Mapping[str, int]) -> None:
-        """Commit, again after commits of others that delta-rs does not pass over. Raises DeltaCommitFailed."""
-        while True:
-            try:
-                place.commit(table, [file], apps=apps, note={}, fenced=False)
-            except DeltaCommitFailed as refused:
-                if not refused.overtaken:
-                    raise
-                place.refresh(table)
-            else:
-                return
 
     def read(
         self,
@@ -431,6 +419,23 @@ def control_tables(project: Project, durability: Literal["fsync", "os"] = "fsync
         return ControlTables(project.control, durability)
     store = object_store(project)
     return ControlTables(lambda name: ObjectStoreDeltaStorage(store, replace(address, key=f"{address.key}/{name}")))
+
+
+def _is_recorded(place: DeltaStorage, table: DeltaTable, app: tuple[str, int] | None) -> bool:
+    last = None if app is None else place.ask(lambda: table.transaction_version(app[0]))
+    return app is not None and last is not None and app[1] <= last
+
+
+def _try_append(place: DeltaStorage, table: DeltaTable, file: AddAction, apps: Mapping[str, int]) -> bool:
+    """Commit; False if another commit came first, to which `table` then moves. Raises DeltaCommitFailed."""
+    try:
+        place.commit(table, [file], apps=apps, note={}, fenced=False)
+    except DeltaCommitFailed as refused:
+        if not refused.overtaken:
+            raise
+        place.refresh(table)
+        return False
+    return True
 
 
 def _arrow(name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table) -> pa.Table:
