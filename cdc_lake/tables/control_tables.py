@@ -226,16 +226,14 @@ class ControlTables:
             return None
         table = self._table(name) or self._create(name)
         place = self.place(name)
-        if app is not None:
-            last = place.ask(lambda: table.transaction_version(app[0]))
-            if last is not None and app[1] <= last:
-                return None
-        apps = {} if app is None else {app[0]: app[1]}
+        if _is_recorded(place, table, app):
+            return None
         if name in BESIDE:
             data = make_monotonic(data, self._last_recorded((name, *BESIDE[name])))
         self._open.pop(name, None)
         try:
-            self._commit(place, table, [self._write(name, table, data)], apps=apps, fenced=False)
+            if not self._commit(place, table, [self._write(name, table, data)], step=app, fenced=False):
+                return None
         except (DeltaCommitFailed, OSError) as cause:
             raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=place.name) from cause
         self._open[name] = table
@@ -371,15 +369,17 @@ class ControlTables:
         table: DeltaTable,
         actions: Sequence[AddAction | RemoveAction],
         *,
-        apps: Mapping[str, int] | None = None,
+        step: tuple[str, int] | None = None,
         fenced: bool = True,
-    ) -> None:
-        """Commit under the lease of this thread, if it has one; again after commits of others unless `fenced`.
+    ) -> bool:
+        """Commit under the lease of this thread, if it has one; again after commits of others unless `fenced`. False if
+        another process has recorded the step.
 
         Raises AnotherApply or AnotherCopy if a later holder of the lease has committed.
         """
-        lease, apps = LEASE.get(), dict(apps or {})
-        while True:
+        lease = LEASE.get()
+        while not _is_recorded(place, table, step):
+            apps = {} if step is None else {step[0]: step[1]}
             if lease is not None:
                 app = f"lease:{lease.name}"
                 last = place.ask(partial(table.transaction_version, app))
@@ -394,7 +394,8 @@ class ControlTables:
                     raise
                 place.refresh(table)
             else:
-                return
+                return True
+        return False
 
     def _last_recorded(self, names: Sequence[ControlName]) -> pa.Scalar:
         """The time of the newest row of some tables; null if there are none."""
@@ -448,6 +449,11 @@ def control_tables(project: Project, durability: Literal["fsync", "os"] = "fsync
         return ControlTables(project.control, durability)
     store = object_store(project)
     return ControlTables(lambda name: ObjectStoreDeltaStorage(store, replace(address, key=f"{address.key}/{name}")))
+
+
+def _is_recorded(place: DeltaStorage, table: DeltaTable, app: tuple[str, int] | None) -> bool:
+    last = None if app is None else place.ask(lambda: table.transaction_version(app[0]))
+    return app is not None and last is not None and app[1] <= last
 
 
 def _arrow(name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table) -> pa.Table:

@@ -191,6 +191,22 @@ def test_an_append_is_repeated_if_the_properties_of_its_table_changed_meanwhile(
     assert control.read("cuts").num_rows == 2
 
 
+def test_a_step_that_another_process_records_meanwhile_adds_its_rows_once(
+    control: ControlTables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    control.record(cut(0))
+    write, step = control._write, ("step", 1)
+
+    def overtaken(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        assert ControlTables(tmp_path / "control", durability="os").append("cuts", [asdict(cut(1))], step)
+        return write(*arguments)
+
+    monkeypatch.setattr(control, "_write", overtaken)
+    assert not control.append("cuts", [asdict(cut(1))], step)
+    assert control.read("cuts").num_rows == 2
+
+
 def test_processes_that_append_at_the_same_time_lose_nothing(control: ControlTables, tmp_path: Path):
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["cdc_lake.tables.control_tables"])
