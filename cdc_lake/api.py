@@ -435,12 +435,7 @@ class Pipeline:
         return unpin_cut(self.project, name, report_progress)
 
     def history(
-        self,
-        table: str,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int | None = None,
+        self, table: str, *, since: datetime | None = None, until: datetime | None = None, limit: int | None = None
     ) -> pa.Table:
         """Rows of a control table (`runs`, `cuts`, `verified` …), oldest first.
 

@@ -124,11 +124,7 @@ def check_text(
     A fix is one line, so that it can be pasted. Of many findings of one kind the first few are shown, with `verbose`
     all; with `quiet` only problems. `receives`: the host only receives.
     """
-    marks = {
-        True: tint("✓", GREEN, on=colour),
-        False: tint("✗", RED, on=colour),
-        None: tint("-", YELLOW, on=colour),
-    }
+    marks = {True: tint("✓", GREEN, on=colour), False: tint("✗", RED, on=colour), None: tint("-", YELLOW, on=colour)}
     shown = sorted(lines, key=lambda line: _CONCERN.index(line.ok))
     shown = [line for line in shown if line.ok is False or not quiet]
     subject = max((len(line.subject) for line in shown), default=0)

@@ -303,11 +303,7 @@ class RuleEvidence:
 
 
 def _state(
-    target: Target,
-    rule: RowRule | TableRule,
-    gate: tuple[report.Judged, ...],
-    silver: GateFindings,
-    written: str,
+    target: Target, rule: RowRule | TableRule, gate: tuple[report.Judged, ...], silver: GateFindings, written: str
 ) -> report.RuleState:
     result = silver.results.get(rule_name(rule))
     judged = result is not None and not result.broken and not result.elsewhere

@@ -64,13 +64,7 @@ class PollingStream:
     """
 
     def __init__(
-        self,
-        functions: SlotFunctions,
-        start: int,
-        *,
-        interval: float,
-        max_changes: int,
-        looks: bool = False,
+        self, functions: SlotFunctions, start: int, *, interval: float, max_changes: int, looks: bool = False
     ) -> None:
         """`interval` in seconds: how often an idle server is polled."""
         self._functions = functions

@@ -41,11 +41,7 @@ PACKAGES = (
     "org.xerial:sqlite-jdbc:3.51.0.0",
 )
 STORE_PACKAGES: Final[Mapping[Provider, tuple[str, ...]]] = {
-    "s3": (
-        "org.apache.hadoop:hadoop-aws:3.4.2",
-        "software.amazon.awssdk:s3-transfer-manager:2.54.17",
-        *AWS_PACKAGES,
-    ),
+    "s3": ("org.apache.hadoop:hadoop-aws:3.4.2", "software.amazon.awssdk:s3-transfer-manager:2.54.17", *AWS_PACKAGES),
     "azure": ("org.apache.hadoop:hadoop-azure:3.4.2",),
     "gcs": ("com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26",),
 }
@@ -59,42 +55,31 @@ _LOG_STORES: Final[Mapping[Provider, tuple[str, str]]] = {
     "gcs": ("gs", "io.delta.storage.GCSLogStore"),
 }
 """Scheme, and the log store of Delta that commits to it on the condition that the version does not exist."""
-_IN_BUNDLE = (
-    "annotations arns auth aws-core aws-query-protocol aws-xml-protocol bundle checksums checksums-spi crt-core "
-    "endpoints-spi http-auth http-auth-aws http-auth-aws-eventstream http-auth-spi http-client-spi identity-spi "
-    "json-utils metrics-spi netty-nio-client profiles protocol-core regions retries retries-spi s3 sdk-core "
-    "third-party-jackson-core utils utils-lite"
-)
-# Included in pyspark: without these exclusions Ivy downloads 148 MB instead of 75 (measured).
-EXCLUDES = (
-    "org.apache.hadoop:hadoop-client-api",
-    "org.apache.hadoop:hadoop-client-runtime",
-    "com.github.luben:zstd-jni",
-    "org.apache.parquet:parquet-hadoop",
-    "org.apache.parquet:parquet-column",
-    "org.apache.parquet:parquet-common",
-    "org.apache.parquet:parquet-encoding",
-    "org.apache.parquet:parquet-format-structures",
-    "org.apache.parquet:parquet-jackson",
-    "org.xerial.snappy:snappy-java",
-    "org.apache.logging.log4j:log4j-api",
-    "org.apache.logging.log4j:log4j-core",
-    "com.fasterxml.jackson.core:jackson-core",
-    "com.fasterxml.jackson.core:jackson-databind",
-    "com.fasterxml.jackson.core:jackson-annotations",
-    "com.fasterxml.jackson.datatype:jackson-datatype-jsr310",
-    "org.slf4j:slf4j-api",
-    "commons-logging:commons-logging",
-    "commons-pool:commons-pool",
-    "io.airlift:aircompressor",
-    "org.roaringbitmap:RoaringBitmap",
-    "org.roaringbitmap:shims",
-    "org.locationtech.jts:jts-core",
-    "commons-codec:commons-codec",
-    "org.wildfly.openssl:wildfly-openssl",
-    "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3",
-    *(f"software.amazon.awssdk:{module}" for module in _IN_BUNDLE.split()),
-)
+_INCLUDED: Final = {
+    "com.fasterxml.jackson.core": "jackson-core jackson-databind jackson-annotations",
+    "com.fasterxml.jackson.datatype": "jackson-datatype-jsr310",
+    "com.github.luben": "zstd-jni",
+    "commons-codec": "commons-codec",
+    "commons-logging": "commons-logging",
+    "commons-pool": "commons-pool",
+    "io.airlift": "aircompressor",
+    "org.apache.hadoop": "hadoop-client-api hadoop-client-runtime",
+    "org.apache.logging.log4j": "log4j-api log4j-core",
+    "org.apache.parquet": "parquet-hadoop parquet-column parquet-common parquet-encoding parquet-format-structures "
+    "parquet-jackson",
+    "org.locationtech.jts": "jts-core",
+    "org.roaringbitmap": "RoaringBitmap shims",
+    "org.slf4j": "slf4j-api",
+    "org.wildfly.openssl": "wildfly-openssl",
+    "org.xerial.snappy": "snappy-java",
+    "software.amazon.s3.analyticsaccelerator": "analyticsaccelerator-s3",
+    "software.amazon.awssdk": "annotations arns auth aws-core aws-query-protocol aws-xml-protocol bundle checksums "
+    "checksums-spi crt-core endpoints-spi http-auth http-auth-aws http-auth-aws-eventstream http-auth-spi "
+    "http-client-spi identity-spi json-utils metrics-spi netty-nio-client profiles protocol-core regions retries "
+    "retries-spi s3 sdk-core third-party-jackson-core utils utils-lite",
+}
+# In pyspark or in Iceberg's bundle: without these exclusions Ivy downloads 148 MB instead of 75 (measured).
+EXCLUDES = tuple(f"{group}:{module}" for group, modules in _INCLUDED.items() for module in modules.split())
 LOG_STORE: Final = Path(__file__).with_name("log_store") / "log_store.jar"
 JAVA_MAJORS = (17, 21)
 
@@ -205,24 +190,49 @@ def _require_jars(project: Project) -> None:
     SparkContext._ensure_initialized()  # noqa: SLF001 - pyspark has no other word for it
     jvm = SparkContext._jvm  # noqa: SLF001
     assert jvm is not None, "`spark-submit` started it"
-    in_s3 = (storage := project.storage) is not None and storage.provider == "s3"
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    for name in (*EXTENSIONS, *([STORE_CLASS] if in_s3 else [])):
+    for name in (*EXTENSIONS, *([STORE_CLASS] if _in_s3(project) else [])):
         try:
             loader.loadClass(name)
         except Py4JJavaError as cause:
-            given = f"--packages {','.join(packages_of(project))} --exclude-packages {','.join(EXCLUDES)}"
-            given += f" --jars {LOG_STORE}" if in_s3 else ""
             message = f"`spark-submit` was not given the JAR file of {name}"
-            raise SparkNotStarted(message, hint=f"add `{given}` to `spark-submit`") from cause
+            raise SparkNotStarted(message, hint=f"add `{_jar_options(project)}` to `spark-submit`") from cause
+
+
+def _jar_options(project: Project) -> str:
+    given = f"--packages {','.join(packages_of(project))} --exclude-packages {','.join(EXCLUDES)}"
+    return f"{given} --jars {LOG_STORE}" if _in_s3(project) else given
+
+
+def _in_s3(project: Project) -> bool:
+    return (storage := project.storage) is not None and storage.provider == "s3"
 
 
 def _reaching(spark: SparkSession, project: Project) -> SparkSession:
-    """Raise LakeFolderUnfit if tasks run on other machines, and the lake is a folder of this one."""
+    """Raise LakeFolderUnfit if tasks run on other machines, and the lake is a folder of this one; SparkNotStarted if
+    bronze is in an object store, and the session has no client of it.
+    """
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - comes with pyspark
+
     if on_cluster(spark) and project.lake_address is None:
         message = f"the tasks of {spark.conf.get('spark.master')} would write into folders of other machines"
         hint = "set `lake.path` to a folder of an object store (for example `s3://bucket/folder`)"
         raise LakeFolderUnfit(message, where=str(project.lake), hint=hint)
+    in_store = project.lake_address or project.bronze_address or project.pipeline.bronze.format == "iceberg"
+    if (storage := project.storage) is not None and in_store:
+        jvm, scheme = spark.sparkContext._jvm, _LOG_STORES[storage.provider][0]  # noqa: SLF001 - pyspark has no word
+        assert jvm is not None, "the session is running"
+        settings = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+        try:
+            jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, settings)
+        except Py4JJavaError as cause:
+            message = f"this process has a Spark session already, which cannot read {scheme}://"
+            names = ", ".join(hadoop_settings(storage))
+            hint = (
+                "run this in a process without a session, so that it creates one; or create the session with "
+                f"`{_jar_options(project)}` and the settings {names}"
+            )
+            raise SparkNotStarted(message, hint=hint) from cause
     return spark
 
 

@@ -116,14 +116,7 @@ def record_command(
     with StopOnSignal(lambda _: call.view.note("stopping: the recording is closed")) as stop:
         try:
             recorded = run(
-                project,
-                file,
-                limits,
-                plugin=plugin,
-                slot=slot,
-                redact=redact,
-                stop=stop.event,
-                report=call.view.report,
+                project, file, limits, plugin=plugin, slot=slot, redact=redact, stop=stop.event, report=call.view.report
             )
         except Stopped as early:
             raise typer.Exit(EXIT_INTERRUPTED) from early
@@ -196,12 +189,7 @@ def _reading_options(
             raise typer.BadParameter("pgoutput has one style and no batches", param_hint="--style, --batch")
         if codec.python != DEFAULT.codec.python:
             raise typer.BadParameter("pgoutput always sends UTF-8", param_hint="--encoding")
-    reading = Reading(
-        plugin or DEFAULT.plugin,
-        Style(style) if style else None,
-        batch == "1" if batch else None,
-        codec,
-    )
+    reading = Reading(plugin or DEFAULT.plugin, Style(style) if style else None, batch == "1" if batch else None, codec)
     has_options = (
         plugin or style or batch or encoding != DEFAULT.codec.encoding or codec.policy is not DEFAULT.codec.policy
     )

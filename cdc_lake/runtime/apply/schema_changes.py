@@ -302,10 +302,7 @@ def by_source_key(target: Target) -> bool:
 
 
 def _of_own(
-    changes: Sequence[SchemaChange],
-    have: Sequence[SilverColumn],
-    wanted: Iterable[SilverColumn],
-    own: Container[str],
+    changes: Sequence[SchemaChange], have: Sequence[SilverColumn], wanted: Iterable[SilverColumn], own: Container[str]
 ) -> list[SchemaChange]:
     """Changes of metadata columns: those for old values follow their columns, others are added when required."""
     result = of_old_values(changes, {column.name: column.type for column in have if column.name in own})

@@ -158,11 +158,7 @@ def _begun_again(summary: SpanSummary, task: TableTask, newest: Relation) -> Spa
 
 
 def shape_of(
-    numbers: Sequence[int],
-    layouts: Mapping[int, Relation],
-    target: Target,
-    kind: Kind,
-    form: Relation | None = None,
+    numbers: Sequence[int], layouts: Mapping[int, Relation], target: Target, kind: Kind, form: Relation | None = None
 ) -> RelationMapping:
     """The mapping of a table's span, with the columns that its kind and lineage add; `form`: see `looking_ahead`."""
     by_content, relation = kind.identity is RowIdentity.CONTENT, looking_ahead(layouts[numbers[-1]], target, form)
