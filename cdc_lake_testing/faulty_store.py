@@ -155,6 +155,7 @@ class FaultyStore:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # clients of a race come at once
 
     def __init__(self, proxy: FaultyStore, store: LocalStore | Azurite) -> None:
         self.proxy = proxy
