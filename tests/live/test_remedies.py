@@ -38,7 +38,6 @@ from cdc_lake.control.coordination import ReceiverNote, apply_lease, copy_lease
 from cdc_lake.control.streams import last_epoch
 from cdc_lake.errors import StoreUnavailable
 from cdc_lake.observability.events import ProgressEvent
-from cdc_lake.runtime import maintain
 from cdc_lake.runtime.run import ReceiverProcess
 from cdc_lake.source.postgres import stream
 from cdc_lake.tables import control_schema, delta_log
@@ -725,13 +724,13 @@ def test_a_lake_that_a_newer_version_upgraded_goes_on_with_a_newer_version(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        for module in (control, control_schema, maintain):
+        for module in (control, control_schema):
             newer.setattr(module, "CONTROL_VERSION", 3)
         library.shell.fine("upgrade", "--yes")
     library.change("INSERT INTO loans VALUES (41, 41, 'behind')")
     said = library.shell(*RECEIVE)
     assert "error[LAK490]" in said.err, said.err
-    for module in (control, control_schema, maintain):
+    for module in (control, control_schema):
         monkeypatch.setattr(module, "CONTROL_VERSION", 3)
     library.receive()
     assert "behind" in library.shell.fine("inspect", "row", "loans", "41")
