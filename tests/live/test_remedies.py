@@ -637,18 +637,18 @@ def test_a_slot_that_was_given_two_phase_decoding_under_the_receiver_loses_it_as
         source_has("slot: {plugin: test_decoding}")(library)
         library.receive()
 
-        def made_again_first(library: Library, command: Callable[..., object]) -> Callable[..., object]:
+        def made_again_first(library: Library, start: Callable[..., object]) -> Callable[..., object]:
             def late(*given: object) -> object:
                 library.change(
                     "SELECT pg_drop_replication_slot('library')",
                     "SELECT pg_create_logical_replication_slot('library', 'test_decoding', false, true)",
                     "BEGIN; INSERT INTO loans VALUES (41, 41, 'behind'); PREPARE TRANSACTION 'one'",
                 )
-                return command(*given)
+                return start(*given)
 
             return late
 
-        patched(stream, "command", made_again_first)(library)
+        patched(stream, "start_command", made_again_first)(library)
         said = library.shell(*RECEIVE)
         left(library)
         assert "error[DEC321]" in said.err, said.err
