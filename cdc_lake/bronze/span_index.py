@@ -125,7 +125,7 @@ def outline(
     truncates = 0
     for group in grouped(files.scan(paths, _SUMMARY_COLUMNS, wanted), lambda part: part.nbytes, _READ_AT_ONCE_BYTES):
         rows = pa.concat_tables(group)
-        truncates += pc.sum(pc.equal(rows["op"], TRUNCATE)).as_py() or 0
+        truncates += _count(pc.equal(rows["op"], TRUNCATE))
         parts.append(_summarize(rows))
     runs = tuple(run for part in parts for run in part.runs)
     if len({run.layout for run in runs}) == 1:
@@ -157,14 +157,18 @@ def _summarize(rows: pa.Table) -> SpanSummary:
         runs=_runs(rows.sort_by(_ORDER)),
         truncated=(),
         unchanged=_unchanged_columns(rows),
-        olds=pc.sum(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"]))).as_py() or 0,
+        olds=_count(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"]))),
         nameless=pc.min(nameless["position"]).as_py(),
-        inserts=pc.sum(pc.equal(rows["op"], INSERT)).as_py() or 0,
+        inserts=_count(pc.equal(rows["op"], INSERT)),
         by_key=frozenset(rows.filter(pc.fill_null(named, False))["layout"].to_pylist()),
         bare=pc.min(old["position"]).as_py(),
-        whole_deletes=pc.sum(pc.and_(has_full_old, pc.equal(rows["op"], DELETE))).as_py() or 0,
+        whole_deletes=_count(pc.and_(has_full_old, pc.equal(rows["op"], DELETE))),
         by_whole=frozenset(rows.filter(has_full_old)["layout"].to_pylist()),
     )
+
+
+def _count(where: pa.ChunkedArray) -> int:
+    return int(pc.sum(where, min_count=0).as_py())
 
 
 def _combine(parts: Sequence[SpanSummary]) -> SpanSummary:

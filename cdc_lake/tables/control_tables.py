@@ -373,13 +373,12 @@ class ControlTables:
         fenced: bool = True,
     ) -> bool:
         """Commit under the lease of this thread, if it has one; again after commits of others unless `fenced`. False if
-        another process has recorded the step.
+        another process has recorded the step meanwhile.
 
         Raises AnotherApply or AnotherCopy if a later holder of the lease has committed.
         """
-        lease = LEASE.get()
-        while not _is_recorded(place, table, step):
-            apps = {} if step is None else {step[0]: step[1]}
+        lease, apps = LEASE.get(), {} if step is None else {step[0]: step[1]}
+        while True:
             if lease is not None:
                 app = f"lease:{lease.name}"
                 last = place.ask(partial(table.transaction_version, app))
@@ -393,9 +392,10 @@ class ControlTables:
                 if fenced or not refused.overtaken:
                     raise
                 place.refresh(table)
+                if _is_recorded(place, table, step):
+                    return False
             else:
                 return True
-        return False
 
     def _last_recorded(self, names: Sequence[ControlName]) -> pa.Scalar:
         """The time of the newest row of some tables; null if there are none."""
@@ -451,9 +451,11 @@ def control_tables(project: Project, durability: Literal["fsync", "os"] = "fsync
     return ControlTables(lambda name: ObjectStoreDeltaStorage(store, replace(address, key=f"{address.key}/{name}")))
 
 
-def _is_recorded(place: DeltaStorage, table: DeltaTable, app: tuple[str, int] | None) -> bool:
-    last = None if app is None else place.ask(lambda: table.transaction_version(app[0]))
-    return app is not None and last is not None and app[1] <= last
+def _is_recorded(place: DeltaStorage, table: DeltaTable, step: tuple[str, int] | None) -> bool:
+    if step is None:
+        return False
+    last = place.ask(partial(table.transaction_version, step[0]))
+    return last is not None and step[1] <= last
 
 
 def _arrow(name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table) -> pa.Table:

@@ -200,7 +200,7 @@ def _require_jars(project: Project) -> None:
 
 
 def _jar_options(project: Project) -> str:
-    given = f"--packages {','.join(packages_of(project))} --exclude-packages {','.join(EXCLUDES)}"
+    given = f"--packages {','.join(_needed_packages(project))} --exclude-packages {','.join(EXCLUDES)}"
     return f"{given} --jars {LOG_STORE}" if _in_s3(project) else given
 
 
@@ -222,11 +222,11 @@ def _reaching(spark: SparkSession, project: Project) -> SparkSession:
     if (storage := project.storage) is not None and in_store:
         jvm, scheme = spark.sparkContext._jvm, _LOG_STORES[storage.provider][0]  # noqa: SLF001 - pyspark has no word
         assert jvm is not None, "the session is running"
-        settings = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+        settings = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - nor for Hadoop's settings
         try:
             jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, settings)
         except Py4JJavaError as cause:
-            message = f"this process has a Spark session already, which cannot read {scheme}://"
+            message = f"the Spark session of this process cannot read {scheme}://"
             names = ", ".join(hadoop_settings(storage))
             hint = (
                 "run this in a process without a session, so that it creates one; or create the session with "
@@ -375,8 +375,11 @@ def _master_settings(project: Project) -> dict[str, str]:
 
 def packages_of(project: Project) -> list[str]:
     """The Maven coordinates of the jars that a pipeline names or, by default, needs."""
-    if (given := project.pipeline.spark.packages) is not None:
-        return given
+    given = project.pipeline.spark.packages
+    return _needed_packages(project) if given is None else given
+
+
+def _needed_packages(project: Project) -> list[str]:
     of_store = () if (storage := project.storage) is None else STORE_PACKAGES[storage.provider]
     return list(dict.fromkeys((*PACKAGES, *catalog_packages(project), *of_store)))
 

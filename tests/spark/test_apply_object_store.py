@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from cdc_lake.tables.control_schema import SnapshotRow, utc_now
 from cdc_lake.tables.control_tables import control_tables
 from cdc_lake.tables.open_silver_table import table_log
 from cdc_lake.tables.spark_session import start
+from cdc_lake_testing.beside import until
 from cdc_lake_testing.messages import boundaries, raw_transaction, table
 from cdc_lake_testing.object_store import LocalStore, storage_at
 from tests.pipeline_file import make_project
@@ -47,17 +46,9 @@ def rows(project: Project, relation: Any = T) -> list[dict[str, Any]]:
     return sorted(table_log(project, project.target(relation.table)).read().to_pylist(), key=lambda row: row["id"])
 
 
-def wait(merged: Callable[[], bool], run: Any) -> None:
-    until = time.monotonic() + 120
-    while not merged():
-        assert run.is_alive()
-        assert time.monotonic() < until
-        time.sleep(0.2)
-
-
-def follow(project: Project, stop: Any) -> None:
+def follow(project: Project, stop: Any, into: Any) -> None:
     """Apply until `stop` is set, in a session of this process."""
-    apply(project, once=False, stop=stop, report=silent)
+    into.put(apply(project, once=False, stop=stop, report=silent).transactions)
 
 
 @pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
@@ -78,21 +69,34 @@ def test_a_run_merges_what_is_in_the_store_and_what_lands_there_meanwhile(
     for number, some in enumerate(changes):
         bronze.append([raw_transaction(Transaction(boundaries(200 + number), some))])
     processes = multiprocessing.get_context("spawn")
-    stop = processes.Event()
-    run = processes.Process(target=follow, args=(project, stop))
+    stop, applied = processes.Event(), processes.Queue()
+    run = processes.Process(target=follow, args=(project, stop, applied))
+    log = table_log(project, project.target(T.table))
+
+    def is_at(position: int) -> bool:
+        assert run.is_alive()
+        return log.marker("test").position == position
+
     run.start()
     try:
-        log = table_log(project, project.target(T.table))
-        wait(lambda: log.marker("test").position == 201, run)
+        until(lambda: is_at(201))
         assert rows(project) == [{"id": 1, "amount": 11, "body": None}, {"id": 3, "amount": 3, "body": "c"}]
         assert rows(project, U) == [{"id": 5, "amount": 5, "body": "u"}]
         bronze.append([raw_transaction(Transaction(boundaries(300), (Truncate(T), Insert(T, ("7", "7", "g")))))])
-        wait(lambda: log.marker("test").position == 300, run)
+        until(lambda: is_at(300))
         assert rows(project) == [{"id": 7, "amount": 7, "body": "g"}]
+        for number in range(1, 5):
+            bronze.append(
+                [raw_transaction(Transaction(boundaries(300 + number), (Insert(T, (str(number), "1", "b")),)))]
+            )
+        until(lambda: is_at(304))
     finally:
         stop.set()
         run.join()
     assert run.exitcode == 0
+    assert applied.get() == 7
+    assert [row["id"] for row in rows(project)] == [1, 2, 3, 4, 7]
+    assert not project.scratch.exists()
 
 
 def test_a_session_without_a_client_of_the_store_is_refused(spark: Any, lake_root: Path, store: LocalStore) -> None:
