@@ -528,15 +528,21 @@ def _own_interrupt() -> Iterator[None]:
 
 @contextmanager
 def _jvm_output_to(log: Path) -> Iterator[None]:
-    """Let a JVM started inside the block inherit `log` as its standard error."""
+    """Let a JVM started inside the block inherit `log` as its standard output and error.
+
+    Delta prints what VACUUM deleted, which must not come before the JSON of a command.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
     sys.stderr.flush()
-    saved_stderr = os.dup(2)
+    saved = [os.dup(stream) for stream in (1, 2)]
     target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        os.dup2(target, 2)
+        for stream in (1, 2):
+            os.dup2(target, stream)
         yield
     finally:
-        os.dup2(saved_stderr, 2)
-        os.close(saved_stderr)
+        for stream, own in enumerate(saved, 1):
+            os.dup2(own, stream)
+            os.close(own)
         os.close(target)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from py4j.clientserver import ClientServerConnection
 from pyspark.errors import utils
 from pyspark.sql import functions as F  # noqa: N812
+
+from tests.pipeline_file import make_project
 
 pytestmark = pytest.mark.spark
 
@@ -34,3 +37,8 @@ def test_large_methods_are_compiled_too(spark: Any) -> None:
     beans = spark._jvm.java.lang.management.ManagementFactory
     kind = spark._jvm.java.lang.Class.forName("com.sun.management.HotSpotDiagnosticMXBean")
     assert beans.getPlatformMXBean(kind).getVMOption("DontCompileHugeMethods").getValue() == "false"
+
+
+def test_what_java_prints_goes_to_its_log_and_not_before_the_json_of_a_command(spark: Any, lake_root: Path) -> None:
+    spark._jvm.System.out.println("Deleted 0 files")
+    assert "Deleted 0 files\n" in (make_project(lake_root).lake / "logs" / "spark.log").read_text()
