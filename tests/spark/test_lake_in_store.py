@@ -122,7 +122,7 @@ def test_what_one_machine_began_another_one_continues_and_a_third_one_compares(
     assert cdc_lake(third, "compare")["verdict"] == "equal but for discarded keys"
     report = cdc_lake(third, "report")
     assert Path(report["html"]).is_relative_to(third.parent), report
-    assert {table["state"] for table in cdc_lake(third, "status")["tables"]} == {"active"}
+    assert {table["state"] for table in cdc_lake(third, "status")["tables"]} == {"live"}
     left = {path.suffix for file in machines for path in file.parent.rglob("*") if path.is_file()}
     assert not left & {".parquet", ".avro", ".crc", ".db"}, left
 
