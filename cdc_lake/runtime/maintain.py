@@ -12,10 +12,12 @@ needs.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from cdc_lake.bronze import compaction
@@ -218,6 +220,8 @@ def _plan_steps(
         yield _compaction(groups, "would become")
     keep = project.pipeline.bronze.maintenance.keep_replaced / 1000
     yield from _removal(table.leftovers(now.timestamp(), keep), "would be removed")
+    for folder in _copies(project):
+        yield Step("removal", f"{folder}, copies of bronze that version 0.4 left, would be removed")
 
 
 def _run_steps(
@@ -231,6 +235,15 @@ def _run_steps(
         yield _compaction(groups, "became")
     keep = project.pipeline.bronze.maintenance.keep_replaced / 1000
     yield from _removal(compaction.tidy(table, keep, now.timestamp()), "removed")
+    for folder in _copies(project):
+        shutil.rmtree(folder)
+        yield Step("removal", f"{folder}, copies of bronze that version 0.4 left, removed")
+
+
+def _copies(project: Project) -> list[Path]:
+    """Folders in which runs of 0.4 kept copies of a bronze in an object store; a killed run left them."""
+    folders = (project.scratch.with_name(f"{project.name}{of}") for of in ("", ".rebuilt-from"))
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def _forgotten(project: Project, table: MaintainedTable) -> Iterator[Step]:
@@ -240,10 +253,7 @@ def _forgotten(project: Project, table: MaintainedTable) -> Iterator[Step]:
     spent = keeper.expired_rows(table.last_trimmed(), table.files())
     if spent:
         keeper.forget(spent)
-        text = (
-            f"{pluralize(len(spent), 'transaction')} that were decoded later were removed together with their rows "
-            "in bronze"
-        )
+        text = f"{pluralize(len(spent), 'transaction')} that were decoded later were removed with their rows in bronze"
         yield Step("retention", text, {"decoded_later": len(spent)})
 
 

@@ -528,10 +528,7 @@ def _own_interrupt() -> Iterator[None]:
 
 @contextmanager
 def _jvm_output_to(log: Path) -> Iterator[None]:
-    """Let a JVM started inside the block inherit `log` as its standard output and error.
-
-    Delta prints what VACUUM deleted, which must not come before the JSON of a command.
-    """
+    """Let a JVM started inside the block inherit `log` as its standard error and output: Delta prints to both."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()

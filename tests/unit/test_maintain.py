@@ -197,6 +197,20 @@ def test_the_command_says_what_it_did(tmp_path: Path):
     assert document["steps"][0]["facts"] == {"files": 5, "into": 1, "bytes": document["steps"][0]["facts"]["bytes"]}
 
 
+def test_copies_that_a_killed_run_of_an_older_version_left_are_removed(tmp_path: Path):
+    project = project_of(tmp_path)
+    fill(project, streams=1, count=1)
+    project.scratch.mkdir(parents=True)
+    (project.scratch / "0.parquet").write_bytes(b"PAR1")
+    spool = project.spool / "open"
+    spool.mkdir(parents=True)
+    for dry_run, verb in ((True, "would be removed"), (False, "removed")):
+        [step] = maintain(project, dry_run=dry_run).steps
+        assert step.text == f"{project.scratch}, copies of bronze that version 0.4 left, {verb}"
+        assert project.scratch.exists() is dry_run
+    assert spool.exists()
+
+
 def test_one_of_the_two_can_be_maintained_alone_and_silver_without_tables_needs_no_spark(tmp_path: Path):
     project = project_of(tmp_path)
     fill(project)
