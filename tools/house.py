@@ -28,7 +28,7 @@ BUDGETS: Mapping[str, float] = {
     "median lines of a module": 350,
     "modules for 10,000 lines": 40,  # it rises as lines fall, so this is what the plan allowed
     "modules under 60 lines": 5,
-    "lines": 77_000,
+    "lines": 77_100,
     "function names that are a bare participle, pronoun or adverb, %": 0.1,
     "uses of banned words among identifiers, %": 0.1,
     "import cycles of modules": 0,

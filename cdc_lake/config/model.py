@@ -289,7 +289,12 @@ class Delta(Section):
     """Names of the silver tables of `format: delta`, which are otherwise found by their addresses alone."""
 
     metastore: Text | None = None
-    """Hive metastore in which they are registered as `namespace.name`, `thrift://host:9083`."""
+    """Where they are registered as `namespace.name`: a Hive metastore, `thrift://host:9083`, or AWS Glue, `glue`."""
+
+    @property
+    def hive(self) -> str | None:
+        """The Hive metastore, which Spark itself uses."""
+        return None if self.metastore is None or self.metastore.startswith("glue") else self.metastore
 
 
 class Lake(Section):

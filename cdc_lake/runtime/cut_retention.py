@@ -215,9 +215,9 @@ def create_views(project: Project, name: str, database: str, spark: SparkSession
     """
     from cdc_lake.tables.spark_session import start  # noqa: PLC0415 - an extra: pins need no Spark
 
-    if project.pipeline.lake.delta.metastore is None:
+    if project.pipeline.lake.delta.hive is None:
         hint = "add `lake.delta.metastore`, the address of the Hive metastore of the readers"
-        raise LakeError("views need a metastore", where=str(project.file), hint=hint)
+        raise LakeError("views need a Hive metastore", where=str(project.file), hint=hint)
     if not PIN_NAME.fullmatch(database):
         raise LakeError(f"`{database}` is not a valid name of a database", hint="use letters, digits and underscores")
     stand = cuts.standing(cuts.pinned_cuts(control_tables(project)), datetime.now(UTC))

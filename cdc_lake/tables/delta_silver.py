@@ -1,4 +1,4 @@
-"""Delta silver tables, by their path or by their name in a Hive metastore.
+"""Delta silver tables, by their path or by their name in a Hive metastore; AWS Glue has names only for readers.
 
 The marker is Delta's application transaction: `txnAppId` and `txnVersion` are session settings that apply to every
 Delta write, so they are set for one statement and reset in `finally`. Delta itself skips a statement whose version is
@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import ConcurrentModification, NameElsewhere, OtherCatalog, OtherWriter
+from cdc_lake.errors import ConcurrentModification, IcebergMissing, NameElsewhere, OtherCatalog, OtherWriter
 from cdc_lake.tables import silver_table
 from cdc_lake.tables.delta_table_log import DeltaTableLog
 from cdc_lake.tables.schema_evolution import AddColumn, SchemaChange, columns_after, only_adds, restate_columns
 from cdc_lake.tables.silver_table import FIRST, GENERATION_PROPERTY, OWN, OWNER, Marker, Statement
+from cdc_lake.tables.store_options import crate_options
 from cdc_lake.tables.types import SilverColumn, literal, properties_sql, quote_identifier
 
 if TYPE_CHECKING:
@@ -224,7 +225,8 @@ class DeltaSilver:
             raise
 
 
-_REGISTERED: set[tuple[str | None, str, str | None]] = set()
+_AWS_KEYS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+_REGISTERED: set[tuple[str, str, str | None]] = set()
 _LOCATION: Final = re.compile(r"(?m)^Location: (?:file:/*(?=/))?(.+)$")
 
 
@@ -235,28 +237,96 @@ def register(spark: SparkSession, project: Project, target: Target) -> None:
     NameElsewhere, OtherCatalog.
     """
     ref, metastore = silver_table.table_ref(project, target), project.pipeline.lake.delta.metastore
-    if not ref.is_registered:
+    if metastore is None or "/" in target.namespace:  # a draft's
         return
     exists = DeltaTableLog(project, target).exists()
-    if (known := (metastore, ref.sql, ref.address)) in _REGISTERED and exists:
+    if (known := (metastore, target.label, ref.address)) in _REGISTERED and exists:
         return
-    uris = spark.conf.get("spark.hadoop.hive.metastore.uris", None)
-    if spark.conf.get("spark.sql.catalogImplementation", None) != "hive" or uris not in (None, metastore):
-        raise OtherCatalog(f"this session of Spark does not use the Hive metastore {metastore}", where=project.name)
-    namespace = quote_identifier(target.namespace)
-    spark.sql(f"CREATE DATABASE IF NOT EXISTS {namespace}")
-    row = spark.sql(f"SHOW TABLE EXTENDED IN {namespace} LIKE {literal(target.name)}").first()
-    if row is not None:
-        location = _LOCATION.search(row["information"])
-        if location is None or location[1].rstrip("/") != ref.address:
-            place = "a view" if location is None else f"at {location[1]}"
-            raise NameElsewhere(f"{target.label} in the metastore is {place}, not at {ref.address}", where=target.label)
+    hive = metastore == project.pipeline.lake.delta.hive
+    names = _HiveNames(spark, metastore) if hive else _GlueNames(project, metastore.partition("+")[2] or None)
+    place = names.find(target)
+    if place is not None:
+        if place.rstrip("/") != ref.address:
+            where = f"at {place}" if place else "a view"
+            raise NameElsewhere(f"{target.label} in the metastore is {where}, not at {ref.address}", where=target.label)
         if not exists:
-            spark.sql(f"DROP TABLE {ref.sql}")
+            names.drop(target)
     elif exists:
-        spark.sql(f"CREATE TABLE IF NOT EXISTS {ref.sql} USING delta LOCATION {literal(str(ref.address))}")
+        names.add(target, str(ref.address))
     if exists:
         _REGISTERED.add(known)
+
+
+class _HiveNames:
+    """Names in the Hive metastore of a session. Raises OtherCatalog."""
+
+    def __init__(self, spark: SparkSession, metastore: str) -> None:
+        uris = spark.conf.get("spark.hadoop.hive.metastore.uris", None)
+        if spark.conf.get("spark.sql.catalogImplementation", None) != "hive" or uris not in (None, metastore):
+            raise OtherCatalog(f"this session of Spark does not use the Hive metastore {metastore}", where=metastore)
+        self._spark = spark
+
+    def find(self, target: Target) -> str | None:
+        """Where the table of the name is: None if there is none, empty for a view."""
+        namespace = quote_identifier(target.namespace)
+        self._spark.sql(f"CREATE DATABASE IF NOT EXISTS {namespace}")
+        row = self._spark.sql(f"SHOW TABLE EXTENDED IN {namespace} LIKE {literal(target.name)}").first()
+        location = None if row is None else _LOCATION.search(row["information"])
+        return None if row is None else location[1] if location else ""
+
+    def drop(self, target: Target) -> None:
+        self._spark.sql(f"DROP TABLE {_quoted(target)}")
+
+    def add(self, target: Target, address: str) -> None:
+        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {_quoted(target)} USING delta LOCATION {literal(address)}")
+
+
+class _GlueNames:
+    """Names in AWS Glue, in which Spark, Trino and Athena find Delta tables. Raises IcebergMissing."""
+
+    def __init__(self, project: Project, endpoint: str | None) -> None:
+        try:
+            import boto3  # noqa: PLC0415 - an extra
+        except ImportError as cause:
+            raise IcebergMissing("glue") from cause
+        assert project.storage is not None, "`validate` requires it"
+        options = crate_options(project.storage)
+        keys = {name: value for name, value in options.items() if name in _AWS_KEYS}  # boto3 has the same names
+        self._glue: Any = boto3.client("glue", region_name=options["aws_region"], endpoint_url=endpoint, **keys)
+
+    def find(self, target: Target) -> str | None:
+        try:
+            table = self._glue.get_table(DatabaseName=target.namespace.lower(), Name=target.name.lower())["Table"]
+        except self._glue.exceptions.EntityNotFoundException:
+            return None
+        return "" if table.get("TableType") == "VIRTUAL_VIEW" else str(table["StorageDescriptor"]["Location"])
+
+    def drop(self, target: Target) -> None:
+        self._glue.delete_table(DatabaseName=target.namespace.lower(), Name=target.name.lower())
+
+    def add(self, target: Target, address: str) -> None:
+        with suppress(self._glue.exceptions.AlreadyExistsException):
+            self._glue.create_database(DatabaseInput={"Name": target.namespace.lower()})
+        hive, hadoop = "org.apache.hadoop.hive", "org.apache.hadoop.mapred"
+        storage = {
+            "Location": address,
+            "Columns": [{"Name": "col", "Type": "array<string>"}],  # as Spark does: readers take them from Delta's log
+            "InputFormat": f"{hadoop}.SequenceFileInputFormat",
+            "OutputFormat": f"{hive}.ql.io.HiveSequenceFileOutputFormat",
+            "SerdeInfo": {
+                "SerializationLibrary": f"{hive}.serde2.lazy.LazySimpleSerDe", "Parameters": {"path": address},
+            },
+        }  # fmt: skip
+        # Spark and Trino know a Delta table by its provider, Athena by `table_type`.
+        kind = {"EXTERNAL": "TRUE", "spark.sql.sources.provider": "delta", "table_type": "delta"}
+        made = {"Name": target.name.lower(), "TableType": "EXTERNAL_TABLE", "Parameters": kind}
+        self._glue.create_table(
+            DatabaseName=target.namespace.lower(), TableInput={**made, "StorageDescriptor": storage}
+        )
+
+
+def _quoted(target: Target) -> str:
+    return ".".join(map(quote_identifier, (target.namespace, target.name)))
 
 
 def is_conflict(cause: Exception) -> bool:

@@ -128,7 +128,7 @@ class TableRef:
 
     @property
     def is_registered(self) -> bool:
-        """Whether it is at an address, and has a name in the metastore too."""
+        """Whether it is at an address, and has a name in the Hive metastore too."""
         return self.sql != self.by_address
 
 
@@ -137,7 +137,7 @@ def table_ref(project: Project, target: Target) -> TableRef:
     name = ".".join(map(quote_identifier, (target.namespace, target.name)))
     if target.format == "delta":
         address = str(project.silver_address(target) or project.silver_path(target))
-        by_name = project.pipeline.lake.delta.metastore is not None and "/" not in target.namespace  # as a draft's
+        by_name = project.pipeline.lake.delta.hive is not None and "/" not in target.namespace  # as a draft's
         return TableRef(name if by_name else f"delta.{quote_identifier(address)}", address)
     return TableRef(f"{project.pipeline.lake.iceberg.catalog}.{name}", None)
 

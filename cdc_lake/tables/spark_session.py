@@ -387,7 +387,7 @@ def _needed_packages(project: Project) -> list[str]:
 def secret_settings(project: Project) -> dict[str, str]:
     """Settings of the pipeline file, the catalog and the object store, which may contain secrets."""
     given = {name: value.get_secret_value() for name, value in project.pipeline.spark.conf.items()}
-    if (metastore := project.pipeline.lake.delta.metastore) is not None:
+    if (metastore := project.pipeline.lake.delta.hive) is not None:
         given |= {"spark.sql.catalogImplementation": "hive", "spark.hadoop.hive.metastore.uris": metastore}
     if (storage := project.storage) is None:
         return {**given, **catalog_settings(project)}

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CatalogKeepsNoVersions, CatalogNotConditional, CatalogReadOnly, CatalogWithoutFence
+from cdc_lake.errors import (
+    CatalogKeepsNoVersions,
+    CatalogNotConditional,
+    CatalogReadOnly,
+    CatalogWithoutFence,
+    NameElsewhere,
+)
 from cdc_lake.model.relation import TableName
 from cdc_lake.ops.check.runner import catalog_limits
 from cdc_lake.tables.catalog import catalog_address, open_catalog
 from cdc_lake.tables.catalog_fence import CatalogAbilities, Fence, choose_fence, probe, silver_fence
+from cdc_lake.tables.delta_silver import _REGISTERED, _GlueNames, register
 from cdc_lake.tables.iceberg_silver import StagedTable
-from cdc_lake_testing.object_store import LocalStore
+from cdc_lake.tables.silver_table import table_ref
+from cdc_lake.tables.store_options import delta_options
+from cdc_lake_testing.object_store import ACCESS_KEY, SECRET_KEY, LocalStore
 from cdc_lake_testing.rest_catalog import NESSIE, Limit, RestCatalogServer
 from tests.pipeline_file import make_project
 
@@ -117,3 +127,37 @@ def test_a_glue_that_ignores_the_condition_of_an_update_is_refused(
         else:
             with pytest.raises(CatalogNotConditional):
                 silver_fence(project)
+
+
+def test_delta_tables_have_names_in_glue(tmp_path: Path) -> None:
+    with LocalStore() as store:
+        store.bucket("lake")
+        storage = {"endpoint": store.endpoint, "region": "us-east-1", "allow_http": True}
+        keys = {"access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY}
+        delta = {"metastore": f"glue+{store.endpoint}"}
+        project = make_project(tmp_path, lake={"path": "s3://lake/shop", "storage": storage | keys, "delta": delta})
+        target, no_spark = Target(TableName("public", "T"), "silver", "T", "delta", None, ()), cast("Any", None)
+        names = _GlueNames(project, store.endpoint)
+        ref = table_ref(project, target)
+        assert (ref.address, ref.is_registered) == ("s3://lake/shop/silver/T", False), "Spark writes by address"
+        register(no_spark, project, target)
+        assert names.find(target) is None, "there is no table yet"
+        assert project.storage is not None
+        made = DeltaTable.create(
+            "s3://lake/shop/silver/T", pa.schema([("id", pa.int32())]), storage_options=delta_options(project.storage)
+        )
+        for _ in range(2):
+            register(no_spark, project, target)
+            assert names.find(target) == made.table_uri.rstrip("/")
+        kept = names._glue.get_table(DatabaseName="silver", Name="t")["Table"]
+        assert kept["Parameters"] == {"EXTERNAL": "TRUE", "spark.sql.sources.provider": "delta", "table_type": "delta"}
+        names.drop(target)
+        names.add(target, "s3://lake/elsewhere/T")
+        _REGISTERED.clear()
+        with pytest.raises(NameElsewhere, match="at s3://lake/elsewhere/T, not at s3://lake/shop/silver/T"):
+            register(no_spark, project, target)
+        names.drop(target)
+        moved = Target(TableName("public", "U"), "silver", "U", "delta", None, ())
+        names.add(moved, "s3://lake/shop/silver/U")
+        register(no_spark, project, moved)
+        assert names.find(moved) is None, "no table is at the address of the name"

@@ -351,6 +351,8 @@ def test_spark_opens_a_hive_metastore_and_glue_by_its_own_names(tmp_path: Path):
         ("{iceberg: {type: hive, uri: https://h}}", "not a valid address of a catalog of `type: hive`"),
         ("{delta: {metastore: 'https://h'}}", "not a valid address of a Hive metastore"),
         ("{iceberg: {type: glue}}", "tables in AWS Glue are in S3"),
+        ("{delta: {metastore: glue}}", "tables in AWS Glue are in S3"),
+        ("{path: s3://b/l, storage: {region: r, credentials: role, role_arn: 'arn:aws:iam::123456789012:role/l'}, delta: {metastore: glue}}", "a role is not assumed for AWS Glue"),
         ("{path: s3://b/l, storage: {region: r, access_key_id: a, secret_access_key: b}, iceberg: {type: glue}}", "only credentials of the environment"),
     ],
 )  # fmt: skip

@@ -295,9 +295,15 @@ def _catalog(pipeline: CheckedPipeline) -> Iterator[Finding]:
         summary = f"not a valid address of a catalog of `type: {catalog.type}`"
         yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg.uri", summary, f"write `{example}`")
     metastore = pipeline.lake.delta.metastore
-    if metastore is not None and not re.match(_CATALOG_ADDRESSES["hive"][0], metastore):
-        summary, hint = "not a valid address of a Hive metastore", f"write `{_CATALOG_ADDRESSES['hive'][1]}`"
+    if metastore is not None and not re.match(rf"{_CATALOG_ADDRESSES['hive'][0]}|glue(\+https?://.+)?$", metastore):
+        summary, hint = "not a valid address of a Hive metastore", f"write `{_CATALOG_ADDRESSES['hive'][1]}`, or `glue`"
         yield Finding(Problem.LAKE_LAYOUT, "lake.delta.metastore", summary, hint)
+    elif metastore != pipeline.lake.delta.hive and (storage is None or not pipeline.lake.path.startswith("s3://")):
+        summary, hint = "tables in AWS Glue are in S3", "set `lake.path: s3://bucket/folder`, or remove `metastore`"
+        yield Finding(Problem.LAKE_LAYOUT, "lake.delta.metastore", summary, hint)
+    elif metastore != pipeline.lake.delta.hive and storage is not None and storage.credentials == "role":
+        summary, hint = "a role is not assumed for AWS Glue", "set `lake.storage.credentials: environment`, or use keys"
+        yield Finding(Problem.LAKE_LAYOUT, "lake.storage", summary, hint)
     if catalog.type == "glue" and not (catalog.warehouse or pipeline.lake.path).startswith("s3://"):
         summary, hint = "tables in AWS Glue are in S3", "set `warehouse: s3://bucket/folder`"
         yield Finding(Problem.LAKE_LAYOUT, "lake.iceberg", summary, hint)
